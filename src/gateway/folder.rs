@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::follow::wanted;
@@ -31,6 +32,8 @@ const FIELDS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 pub(super) async fn run(secrets: Secrets, folder: PathBuf, watches: &Watches, stop: Stop) {
     let mut watcher = Watcher::new(watches, QUIET);
     let mut refresh = false;
+    // Not put off by what happens meanwhile: a folder may change without a pause.
+    let mut due = Instant::now() + LOOK;
     loop {
         let slots = secrets.slots();
         let watched = {
@@ -54,11 +57,15 @@ pub(super) async fn run(secrets: Secrets, folder: PathBuf, watches: &Watches, st
             },
         };
         refresh = false;
+        if slots.is_empty() {
+            due = Instant::now() + LOOK;
+        }
         tokio::select! {
             () = stop.cancelled() => return,
             () = secrets.0.asked.notified() => {}
             () = watcher.news(), if !slots.is_empty() => refresh = true,
-            () = tokio::time::sleep(LOOK), if !slots.is_empty() => {
+            () = tokio::time::sleep_until(due), if !slots.is_empty() => {
+                due = Instant::now() + LOOK;
                 refresh = true;
                 for (name, asked) in &slots {
                     if asked.slot.followers() == 0 {
@@ -240,6 +247,24 @@ mod tests {
         std::fs::write(dir.path().join("n0-cacert/ca.crt"), &root).unwrap();
         look(&secrets, dir.path(), &slots);
         assert_eq!(slots.iter().filter(|(_, asked)| asked.has_any()).count(), 33);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_that_nobody_follows_is_forgotten_however_often_something_happens() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = Origin::Folder(dir.path().to_owned());
+        let config = Config { origin, fallback: String::new() };
+        let secrets = Secrets::new(config, &Watches::default(), Group::new(), Reporter::default());
+        drop(secrets.slot("gone").unwrap());
+        let mut looks = 0;
+        while secrets.slots().iter().any(|(name, _)| name == "gone") {
+            secrets.0.asked.notify_one();
+            crate::base::lane::under_way::but(0).await;
+            tokio::time::advance(LOOK * 2 / 5).await;
+            looks += 1;
+            assert!(looks < 20, "it is never forgotten");
+        }
+        assert!(looks >= 2, "not before its time");
     }
 
     #[tokio::test]

@@ -83,7 +83,9 @@ fn identity(out: &mut String, i: &Value) {
             "",
             &format!("valid until {} ({}), serial {}", local(until), distance(until), word(&c["serial"])),
         );
-        line(out, "", &format!("renewed at {} ({})", local(renewal), distance(renewal)));
+        let away = distance(renewal);
+        let when = if away.ends_with(" ago") { "was to be renewed at" } else { "renewed at" };
+        line(out, "", &format!("{when} {} ({away})", local(renewal)));
     }
     if let Some(error) = i["lastError"].as_str() {
         line(out, "", &format!("last attempt failed: {error}"));

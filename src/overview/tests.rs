@@ -36,9 +36,11 @@ fn a_certificate_without_an_end_has_a_date() {
     assert_eq!(certificate["notAfter"], 4600);
     // 99991231235959Z, as RFC 5280 writes that there is none.
     certificate["notAfter"] = json!(253_402_300_799_u64);
+    certificate["renewal"] = json!(253_402_300_799_u64);
     let d = document(&given, UNIX_EPOCH);
     assert_eq!(d["identity"]["certificate"]["notAfter"], "9999-12-30T22:00:00Z");
     assert!(screen(&d).contains("valid until 9999-12-"), "{}", screen(&d));
+    assert!(screen(&d).contains(" renewed at 9999-12-"), "{}", screen(&d));
 }
 
 #[test]
@@ -61,6 +63,7 @@ fn the_documented_form_has_dates_spans_and_a_verdict() {
     {
         assert!(shown.contains(part), "{part} in {shown}");
     }
+    assert!(shown.contains("was to be renewed at 1970-"), "nobody has renewed it: {shown}");
     assert!(shown.ends_with("verdict: healthy\n"), "{shown}");
 }
 

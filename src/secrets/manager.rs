@@ -315,8 +315,10 @@ impl Manager {
         self.missed();
         self.mounted_over();
         let unfit = self.unfit()?;
+        let used = self.used();
+        self.metrics.used(used);
         let status = IdentityStatus {
-            asked: self.used(),
+            asked: used,
             certificate: self.workload.current.as_ref().map(|c| Certificate {
                 serial: c.issued.leaf.serial.clone(),
                 identities: c.issued.leaf.names(),

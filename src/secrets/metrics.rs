@@ -1,5 +1,6 @@
 //! What the secret manager counts.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -26,13 +27,14 @@ pub(super) struct Metrics {
     last_success: GaugeVec,
     expiry: GaugeVec,
     not_after: Arc<Mutex<Option<SystemTime>>>,
+    used: Arc<AtomicBool>,
 }
 
 impl Metrics {
     pub(super) fn new(registry: &Registry, clock: Arc<dyn Clock>) -> Self {
         let request = &["request_type"];
-        let not_after = Arc::default();
-        let left = Left::new(Arc::clone(&not_after), clock);
+        let (not_after, used) = (Arc::default(), Arc::new(AtomicBool::new(true)));
+        let left = Left::new(Arc::clone(&not_after), Arc::clone(&used), clock);
         if let Err(error) = registry.register(Box::new(left)) {
             tracing::debug!(target: "monitoring", "cert_expiry_seconds is not shown: {error}");
         }
@@ -83,7 +85,13 @@ impl Metrics {
                 &["resource_name"],
             ),
             not_after,
+            used,
         }
+    }
+
+    /// Whether somebody uses the certificate, so that it is renewed.
+    pub(super) fn used(&self, used: bool) {
+        self.used.store(used, Ordering::Relaxed);
     }
 
     pub(super) fn call_started(&self) {
@@ -127,20 +135,22 @@ fn unix(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64().floor())
 }
 
-/// `cert_expiry_seconds`: what is left, computed when it is looked at; negative once it is over.
+/// `cert_expiry_seconds`: what is left, computed when it is looked at; negative once it is over, and then not shown of one
+/// that nobody uses.
 struct Left {
     not_after: Arc<Mutex<Option<SystemTime>>>,
+    used: Arc<AtomicBool>,
     clock: Arc<dyn Clock>,
     gauge: GaugeVec,
 }
 
 impl Left {
-    fn new(not_after: Arc<Mutex<Option<SystemTime>>>, clock: Arc<dyn Clock>) -> Self {
+    fn new(not_after: Arc<Mutex<Option<SystemTime>>>, used: Arc<AtomicBool>, clock: Arc<dyn Clock>) -> Self {
         let help = "The time remaining, in seconds, before the certificate chain will expire. \
                     A negative value indicates the cert is expired.";
         let gauge = GaugeVec::new(Opts::new("cert_expiry_seconds", help), &["resource_name"])
             .expect("the name is a constant");
-        Self { not_after, clock, gauge }
+        Self { not_after, used, clock, gauge }
     }
 }
 
@@ -155,6 +165,7 @@ impl Collector for Left {
         let now = self.clock.now();
         let left = match not_after.duration_since(now) {
             Ok(left) => left.as_secs_f64(),
+            Err(_) if !self.used.load(Ordering::Relaxed) => return Vec::new(),
             Err(over) => -over.duration().as_secs_f64(),
         };
         self.gauge.with_label_values(DEFAULT).set(left);
@@ -184,5 +195,9 @@ mod tests {
         assert_eq!(value(), Some(10.0));
         clock.advance(Duration::from_secs(15));
         assert_eq!(value(), Some(-5.0));
+        metrics.used(false);
+        assert_eq!(value(), None, "nobody uses it, so it is not missed");
+        metrics.issued(clock.now(), clock.now() + Duration::from_secs(10));
+        assert_eq!(value(), Some(10.0));
     }
 }

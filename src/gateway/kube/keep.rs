@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::error::Error;
 use crate::base::backoff::{Backoff, Jitter, Policy};
@@ -11,6 +11,8 @@ use crate::gateway::answer::Object;
 
 /// Between two watches at least.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
+/// What is never due.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// A watch that lasted so long was accepted: an answer is waited for half as long.
 const LIVED: Duration = Duration::from_secs(60);
 
@@ -78,10 +80,11 @@ pub(super) async fn keep(
     tell: mpsc::Sender<(usize, Held)>,
 ) {
     let mut pace = Pace::new();
+    let resync = if resync.is_zero() { NEVER } else { resync.max(PAUSE) };
     let mut version: Option<String> = None;
     let mut listed = Instant::now();
     loop {
-        let due = !resync.is_zero() && listed.elapsed() >= resync;
+        let due = listed.elapsed() >= resync;
         let began = Instant::now();
         let outcome = match version.take().filter(|_| !due) {
             None => match server.list(secret).await {
@@ -96,7 +99,10 @@ pub(super) async fn keep(
                 Err(why) => Err(why),
             },
             Some(mut from) => {
-                let ended = server.follow(secret, &mut from, at, &tell).await;
+                let left = resync.saturating_sub(listed.elapsed());
+                // A watch may last longer than that.
+                let ended = timeout(left, server.follow(secret, &mut from, at, &tell)).await;
+                let ended = ended.unwrap_or(Ok(Ended::Resume));
                 if !matches!(ended, Ok(Ended::Stale)) {
                     version = Some(from);
                 }
@@ -118,8 +124,6 @@ pub(super) async fn keep(
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-    use tokio::time::timeout;
 
     use super::*;
 
@@ -146,6 +150,25 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(self.after)).await;
             (self.ends)()
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_listed_anew_in_time_though_a_watch_lasts_longer() {
+        for (resync, expected) in [(0, 1..=1), (60, 60..=61), (1000, 4..=4), (7200, 1..=1)] {
+            let server = Scripted { ends: || Ok(Ended::Resume), after: 300, lists: AtomicUsize::new(0) };
+            let (tell, mut told) = mpsc::channel(8);
+            let kept = keep(&server, Duration::from_secs(resync), "own", 0, tell);
+            let heard = async { while told.recv().await.is_some() {} };
+            let hour = Duration::from_secs(3600);
+            assert!(timeout(hour, async { tokio::join!(kept, heard) }).await.is_err());
+            let lists = server.lists.into_inner();
+            assert!(expected.contains(&lists), "{lists} lists in an hour by {resync} s");
+        }
+        let server = Scripted { ends: || Ok(Ended::Resume), after: 300, lists: AtomicUsize::new(0) };
+        let (tell, _told) = mpsc::channel(100);
+        let kept = keep(&server, Duration::from_nanos(1), "own", 0, tell);
+        assert!(timeout(Duration::from_secs(60), kept).await.is_err());
+        assert!(server.lists.into_inner() <= 61, "not without a pause");
     }
 
     #[tokio::test(start_paused = true)]
