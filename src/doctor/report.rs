@@ -153,8 +153,8 @@ impl Report {
         self.took = took;
     }
 
-    /// What is suspicious by itself becomes the cause of what follows from it: a token for another audience when
-    /// istiod refuses it.
+    /// What is suspicious by itself becomes the cause of what follows from it: a token for another audience, or one that
+    /// has expired beside a certificate, when istiod refuses.
     pub(super) fn weigh(&mut self) {
         let refused = |c: &Check| {
             c.state == Outcome::Fail && matches!(c.kind, Some(Kind::AdsRefused | Kind::CertificateRefused))
@@ -163,8 +163,12 @@ impl Report {
             return;
         }
         for check in &mut self.checks {
-            if check.name == "token" && check.state == Outcome::Warn && check.kind.is_some() {
+            let quiet = matches!(check.state, Outcome::Ok | Outcome::Warn);
+            if let Some(kind) = check.kind.filter(|_| check.name == "token" && quiet) {
                 check.state = Outcome::Fail;
+                if check.hint.is_empty() {
+                    kind.hint_for(&check.said).clone_into(&mut check.hint);
+                }
             }
         }
     }
@@ -306,6 +310,11 @@ mod tests {
         assert_eq!(report.text().lines().count(), 4, "{}", report.text());
         report.weigh();
         assert_eq!(report.json()["verdict"]["kind"], "TokenWrongAudience");
+        report.checks[1] = Check::ok("token", "expired, certificates are shown").maybe(Kind::TokenExpired);
+        assert_eq!(report.json()["verdict"]["kind"], "AdsRefused");
+        report.weigh();
+        assert_eq!(report.json()["verdict"]["kind"], "TokenExpired");
+        assert!(!report.checks[1].hint.is_empty());
         report.troubles = vec![json!({"kind": "DiskFull", "detail": "full", "hint": "free", "part": "x"})];
         assert_eq!(report.json()["verdict"]["part"], "agent/x");
         assert!(report.text().ends_with("\nverdict: DiskFull: full; free\n"));

@@ -4,13 +4,14 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::time::Duration;
 
+use mock_istiod::jwt::Expiry;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::servers;
 use crate::support::agent::{Builder, ROOT, TOKEN};
 use crate::support::commands::{Said, Scene};
-use crate::support::{Envoy, MockIstiod, TestAgent, free_port, root_for};
+use crate::support::{Envoy, MockIstiod, TestAgent, Token, free_port, root_for};
 
 fn well(mock: &MockIstiod) -> Builder {
     TestAgent::with().istiod(mock).env("CLOUD_PLATFORM", "none")
@@ -120,6 +121,13 @@ async fn doctor_takes_a_machine_before_its_first_certificate_for_what_it_is() {
     assert_eq!(expired["verdict"]["kind"], "TokenMissing", "{expired}");
     let known = run(with(machine().without_file(TOKEN), Duration::from_secs(3600))).await;
     assert_eq!((state(&known, "certificates"), state(&known, "token")), ("ok", "ok"), "{known}");
+    // As an hour after its installation.
+    let hour = Duration::from_secs(3600);
+    let old = || machine().file(TOKEN, Token { expires: Expiry::Ago(hour), ..Token::of("ns", "sa") }.sign());
+    let over = run(with(old(), hour)).await;
+    assert_eq!((over["healthy"].clone(), state(&over, "token")), (true.into(), "ok"), "{over}");
+    let nothing = run(with(old(), Duration::ZERO)).await;
+    assert_eq!(nothing["verdict"]["kind"], "TokenExpired", "{nothing}");
 }
 
 #[tokio::test]
