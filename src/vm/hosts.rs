@@ -27,11 +27,11 @@ pub(super) fn odd(from: &str, content: &[u8]) -> Vec<String> {
 /// # Errors
 /// When the machine's cannot be read; that there are none is no error.
 pub(super) fn merged(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
-    let now = match std::fs::read_to_string(place) {
+    let now = match std::fs::read(place) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-        other => other?,
+        other => text_of(&other?),
     };
-    let wanted = String::from_utf8_lossy(wanted);
+    let wanted = text_of(wanted);
     let names = |line: &str| -> Vec<String> {
         let line = line.split('#').next().unwrap_or_default();
         line.split_whitespace().skip(1).map(str::to_owned).collect()
@@ -54,7 +54,30 @@ pub(super) fn merged(place: &Path, wanted: &[u8]) -> io::Result<Vec<u8>> {
     lines.extend(missing.map(|line| (*line).to_owned()));
     let mut text = lines.join("\n");
     text.push('\n');
-    Ok(text.into_bytes())
+    Ok(bytes_of(&text))
+}
+
+// Of a comment in an older encoding each byte is kept: as a text it is a character that nobody writes.
+const BYTES: u32 = 0x0010_ff00;
+
+fn text_of(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().filter_map(|byte| char::from_u32(BYTES + u32::from(*byte))));
+    }
+    text
+}
+
+fn bytes_of(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    for char in text.chars() {
+        match u32::from(char).checked_sub(BYTES).and_then(|byte| u8::try_from(byte).ok()) {
+            Some(byte) => bytes.push(byte),
+            None => bytes.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -75,6 +98,22 @@ mod tests {
         assert_eq!(
             String::from_utf8(merged(&place, b"192.0.2.9 istiod.istio-system.svc\n").unwrap()).unwrap(),
             "192.0.2.1 istiod # east\n::1 localhost # istiod\n192.0.2.9 istiod.istio-system.svc\n"
+        );
+    }
+
+    #[test]
+    fn what_is_no_utf_8_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("hosts");
+        std::fs::write(
+            &place,
+            b"127.0.0.1 localhost # f\xfcr alle, \xc3\xbc\n192.0.2.1 istiod x # \xff\xfe\n",
+        )
+        .unwrap();
+        let merged = merged(&place, b"192.0.2.9 istiod\n").unwrap();
+        assert_eq!(
+            merged,
+            b"127.0.0.1 localhost # f\xfcr alle, \xc3\xbc\n192.0.2.1 x # \xff\xfe\n192.0.2.9 istiod\n"
         );
     }
 
