@@ -14,10 +14,12 @@ mod target;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
+use rustix::fs::Access;
 use tokio::sync::Notify;
 
 use tracing::span::{Attributes, Id, Record};
@@ -170,6 +172,43 @@ pub(crate) fn init(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
+/// What [`init`] would refuse, by a process in `folder`; whether a target can be opened is seen without opening it.
+///
+/// # Errors
+/// The same.
+pub(crate) fn check(options: &Options, folder: &Path) -> Result<(), Error> {
+    leveled(options)?;
+    let files = options.targets.iter().filter(|target| !["stdout", "stderr"].contains(&target.as_str()));
+    for path in files {
+        if let Err(source) = may_append(&folder.join(path)) {
+            return Err(Error::Target { path: path.clone(), source });
+        }
+    }
+    Ok(())
+}
+
+fn may_append(place: &Path) -> io::Result<()> {
+    match std::fs::metadata(place) {
+        Ok(about) if about.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(_) => Ok(rustix::fs::access(place, Access::WRITE_OK)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let above = place.parent().filter(|above| !above.as_os_str().is_empty());
+            Ok(rustix::fs::access(above.unwrap_or(Path::new(".")), Access::WRITE_OK | Access::EXEC_OK)?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn leveled(options: &Options) -> Result<Levels, Error> {
+    let levels = Levels::parse(&options.output_level)?;
+    Levels::parse(&options.stacktrace_level)?;
+    // The other list may be empty, since it is added to a built-in one.
+    if options.stacktrace_level.is_empty() {
+        return Err(Error::Level(String::new()));
+    }
+    Ok(levels)
+}
+
 /// Does `work`, whose lines of the process's log are written with one call: each call would wake whoever reads the log.
 /// For a few lines that are made without waiting for anything; should `work` panic, they are written all the same.
 pub(crate) fn together<T>(work: impl FnOnce() -> T) -> T {
@@ -264,12 +303,7 @@ pub(crate) fn flush() {
 
 impl Lines {
     fn new(options: &Options) -> Result<Self, Error> {
-        let levels = Levels::parse(&options.output_level)?;
-        Levels::parse(&options.stacktrace_level)?;
-        // The other list may be empty, since it is added to a built-in one.
-        if options.stacktrace_level.is_empty() {
-            return Err(Error::Level(String::new()));
-        }
+        let levels = leveled(options)?;
         let named: Vec<&str> = options.caller.split(',').collect();
         let callers = Callers {
             all: named.contains(&"all"),

@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Access;
 
-use super::{fail, istio_iptables, logging_options};
-use crate::base::error::AtPath;
+use super::{fail, istio_iptables, logging_options, runtime};
+use crate::base::error::{AtPath, chain};
 use crate::base::logging;
 use crate::base::netlink::Netlink;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::envoy::Presence;
 use crate::config::parts::{self, Error, iptables};
-use crate::config::{self, Config, Sources};
+use crate::config::{self, Config, Sources, late};
 use crate::iptables::command;
 use crate::iptables::exec::Ending;
 use crate::iptables::run::{Real, Runner};
@@ -48,6 +48,9 @@ const TEXT: Kind = Kind::Text;
 
 /// The agent's help is there within milliseconds.
 const TRIAL: Duration = Duration::from_secs(30);
+
+/// Folders that the agent's user could not make.
+const MADE: [&str; 3] = ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"];
 
 /// Flags of the command.
 pub(super) const FLAGS: &[Flag] = &[
@@ -95,7 +98,7 @@ pub(super) fn run(parsed: &Parsed, env: &Env) -> u8 {
         "run" => start(&places, env),
         "clean" => clean::clean(&places, env),
         "check" => look::look(&places, env),
-        "install" => put::put(&places, parsed),
+        "install" => put::put(&places, parsed, env),
         other => {
             let all: Vec<&str> = ACTIONS.iter().map(|(name, _)| *name).collect();
             fail(&format!("vm {other:?}: it is one of {}", all.join(", ")), None)
@@ -120,17 +123,20 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Arc<Sources>), Vec<Strin
     }
     let mut plan = plan::plan(variables, &machine(&places.root))?;
     plan.warnings.extend(warnings);
+    address(&mut plan);
     // Before ISTIO_AGENT_FLAGS, which may name another.
     plan.words.insert(1, format!("--meshConfig={}", places.mesh.display()));
     let flags: Vec<Flag> = args::PROXY.iter().chain(args::LOGGING).copied().collect();
     let parsed =
         args::parse(&plan.words[1..], &flags, true).map_err(|e| vec![format!("ISTIO_AGENT_FLAGS: {e}")])?;
+    let logged = log_fault(places, &plan, &parsed);
     let env = environment(&plan.env);
     // As the agent will: what its user may not read is told now.
     let read = || config::read(parsed, &env, &places.root, |_| None);
     let config = rights::become_for(plan.become_user.as_ref(), read)
         .unwrap_or_else(|e| Err(vec![format!("the agent's user cannot be become: {e}")]));
     let mut errors = wrong_rules(&plan, &env);
+    errors.extend(logged);
     if let Some(token) = &places.token
         && let Err(e) = std::fs::metadata(places.at(token))
     {
@@ -141,6 +147,35 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Arc<Sources>), Vec<Strin
         Ok(_) => Err(errors),
         Err(more) => Err(more.into_iter().chain(errors).collect()),
     }
+}
+
+// A line behind `{...}`, or behind a second document, is not read.
+fn address(plan: &mut Plan) {
+    let (Some(istiod), Some(text)) = (&plan.istiod, plan.env.get_mut("PROXY_CONFIG")) else { return };
+    match config::yaml::to_json(text) {
+        Ok(serde_json::Value::Object(mut fields))
+            if fields.get("discoveryAddress").is_none_or(|read| read != istiod.as_str()) =>
+        {
+            fields.insert("discoveryAddress".to_owned(), istiod.as_str().into());
+            *text = serde_json::Value::Object(fields).to_string();
+        }
+        // What cannot be read is told when it is.
+        _ => {}
+    }
+}
+
+// Why the agent could not set up its log. What `hand_over` makes, and this process's own output, is another by then.
+fn log_fault(places: &Places, plan: &Plan, parsed: &Parsed) -> Option<String> {
+    let mut options = logging_options(parsed);
+    let other = plan.logs.iter().map(PathBuf::as_path).chain(MADE.map(Path::new)).map(|dir| places.at(dir));
+    let other: Vec<PathBuf> = other.chain(["/dev", "/proc"].map(PathBuf::from)).collect();
+    options.targets.retain(|target| {
+        let place = places.at(Path::new(target));
+        !other.iter().any(|dir| place.starts_with(dir))
+    });
+    let look = || logging::check(&options, &places.root);
+    let error = rights::become_for(plan.become_user.as_ref(), look).ok()?.err()?;
+    Some(format!("ISTIO_AGENT_FLAGS: {}", chain(&error)))
 }
 
 // What no rule can be made of, before one is made.
@@ -174,8 +209,13 @@ fn machine(root: &Path) -> Machine {
 // What else would end the agent's start, read as its user.
 fn startable(plan: &Plan, config: &Arc<Sources>) -> Vec<Error> {
     let load = || {
-        let config = Config::new(config, Vec::new())?;
-        config.envoy.bootstrap.has_node().map_err(|error| vec![error])
+        let loaded = Config::new(config, Vec::new())?;
+        loaded.envoy.bootstrap.has_node().map_err(|error| vec![error])?;
+        let runtime = runtime::build().map_err(|error| vec![Error::new(chain(&error))])?;
+        let late = runtime.block_on(late::refusals(config));
+        // A look-up may still hold its thread; nobody waits for it.
+        runtime.shutdown_background();
+        if late.is_empty() { Ok(()) } else { Err(late) }
     };
     let loaded = rights::become_for(plan.become_user.as_ref(), load);
     loaded.unwrap_or_else(|e| Err(vec![Error::new(e.to_string())])).err().unwrap_or_default()
@@ -220,6 +260,10 @@ fn start(places: &Places, env: &Env) -> u8 {
         if status != 0 {
             return status;
         }
+        if !ending.asked() {
+            continuing(&plan);
+        }
+        // The log may have had a reader to wait for.
         if ending.asked() {
             tracing::info!(
                 "asked to end while the rules were made: the agent is not started; pilot-agent vm clean takes the rules away"
@@ -227,14 +271,19 @@ fn start(places: &Places, env: &Env) -> u8 {
             logging::flush();
             return 0;
         }
+    } else {
+        continuing(&plan);
     }
+    // Only returns when that fails, with the user's rights: root's, which could take the rules away, are gone by then.
+    let error = command.exec();
+    fail(&format!("the agent cannot be executed: {error}; pilot-agent vm clean takes its rules away"), None)
+}
+
+fn continuing(plan: &Plan) {
     if let Some(Account { name, uid, gid }) = &plan.become_user {
         tracing::info!("continuing as {name} (uid {uid}, gid {gid})");
     }
     logging::flush();
-    // Only returns when that fails, with the user's rights: root's, which could take the rules away, are gone by then.
-    let error = command.exec();
-    fail(&format!("the agent cannot be executed: {error}; pilot-agent vm clean takes its rules away"), None)
 }
 
 // The same words, environment, user and folder as the agent's, for a moment: what keeps it from being executed (the
@@ -290,7 +339,7 @@ fn rules(flags: &[String], env: &Env) -> u8 {
 fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
     let user = plan.become_user.as_ref();
     if user.is_some() {
-        for path in ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"].map(Path::new) {
+        for path in MADE.map(Path::new) {
             let place = places.at(path);
             if !place.is_dir() {
                 folders::make(places, path, user).map_err(AtPath::at(place))?;

@@ -12,6 +12,7 @@ pub(crate) mod env;
 pub(crate) mod envoy_options;
 pub(crate) mod go;
 pub(crate) mod jsonpb;
+pub(crate) mod late;
 mod layers;
 pub(crate) mod mesh;
 pub(crate) mod node;

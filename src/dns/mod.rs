@@ -42,7 +42,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 pub(crate) use cache::Config as Cache;
-pub(crate) use server::{Bound, bind, check};
+pub(crate) use server::{Bound, bind, check, resolves};
 #[cfg(debug_assertions)]
 pub use table::fuzz;
 pub(crate) use table::{Page, Scope, Table};

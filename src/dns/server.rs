@@ -174,6 +174,27 @@ pub(crate) fn check(address: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Whether the name in the address, where there is one, leads to an address of this machine's.
+///
+/// # Errors
+/// When it does not.
+pub(crate) async fn resolves(address: &str) -> Result<(), Error> {
+    for (host, _) in addresses(address, &[])? {
+        if host == "localhost" || host.parse::<IpAddr>().is_ok() {
+            continue;
+        }
+        // Any port, as above.
+        let any = |at: SocketAddr| match std::net::UdpSocket::bind((at.ip(), 0)) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => Err(error),
+            _ => Ok(()),
+        };
+        if let Err(source) = bound(&host, 0, any).await {
+            return Err(Error::Bind { network: "udp", address: address.to_owned(), source });
+        }
+    }
+    Ok(())
+}
+
 // `localhost` is taken in the families that the nameservers have.
 fn addresses(address: &str, nameservers: &[String]) -> Result<Vec<(String, u16)>, Error> {
     let bad = || Error::Address(address.to_owned());

@@ -104,7 +104,7 @@ fn unread(config: &Sources, root: &Path) -> Vec<Check> {
 pub(super) fn refused(errors: &[parts::Error]) -> Vec<Check> {
     let check = |error: &parts::Error| match error.kind {
         Kind::RootMissing | Kind::RootBroken => Check::fail("roots", error.kind, error.to_string()),
-        kind => Check::fail(NAME, kind, error.to_string()).hint(""),
+        kind => Check::fail(NAME, kind, error.to_string()).hint("").broken(),
     };
     errors.iter().map(check).collect()
 }

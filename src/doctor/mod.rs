@@ -40,8 +40,9 @@ use crate::config::env::Env;
 use crate::config::parts::ca::Signer;
 use crate::config::parts::capture::capture as captured;
 use crate::config::parts::identity::{self, Fetcher, Plan};
-use crate::config::{self, Sources, parts, pod};
+use crate::config::{self, Sources, late, parts, pod};
 use crate::istiod;
+use crate::trouble::Kind;
 
 pub(crate) use report::{Check, Outcome, Report};
 
@@ -128,7 +129,8 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
         return report;
     };
     let status_port = port.or_else(|| parts::ports::status(&scene.config));
-    let (files, token, upstream, signed, capture, envoy, limits, (ports, running)) = tokio::join!(
+    let (late, files, token, upstream, signed, capture, envoy, limits, (ports, running)) = tokio::join!(
+        late::refusals(&scene.config),
         blocking("files", end, {
             let scene = scene.clone();
             move || files::checks(&scene)
@@ -151,6 +153,7 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
     );
     let (token, claims) = token;
     let clock = clock::check(scene.now, claims.as_ref(), &upstream.chains, upstream.date.as_deref());
+    let loading = checks.len();
     checks.extend(files);
     checks.push(token);
     checks.push(clock);
@@ -159,11 +162,21 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
     for part in [ports, capture, envoy, limits] {
         checks.extend(part);
     }
+    let late = late.into_iter().filter(|error| !told(&checks, error));
+    let late: Vec<parts::Error> = late.collect();
+    checks.splice(loading..loading, configuration::refused(&late));
     report.checks = checks;
     report.add_running(running);
     report.weigh();
     report.finish(started.elapsed());
     report
+}
+
+// Each of these has a check that may have met it first.
+fn told(checks: &[Check], error: &parts::Error) -> bool {
+    let grpc = Kind::GrpcBootstrapMissing;
+    let same = |check: &Check| check.kind == Some(grpc) && error.kind == grpc;
+    checks.iter().any(|check| check.said.contains(&error.text) || same(check))
 }
 
 async fn without_configuration(report: &mut Report, port: u16, end: Instant) {

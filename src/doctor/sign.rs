@@ -13,6 +13,7 @@ use crate::base::clock::{Clock, System};
 use crate::base::metrics::Metrics;
 use crate::ca::CaClient;
 use crate::ca::csr::{self, Effort};
+use crate::config::parts::Error as Refusal;
 use crate::config::parts::identity::{self, Fetcher};
 use crate::istiod::RootFiles;
 use crate::istiod::auth::{Mock, TokenFile, TokenSource};
@@ -89,7 +90,14 @@ async fn prepare(scene: &Scene) -> Result<(Arc<dyn CaClient>, secrets::Config), 
     let client =
         agent::ca_client(signer, tokens, &Metrics::new(), &clock, &RootFiles::default(), &Arc::default())
             .await;
-    let client = client.map_err(|_| first())?.ok_or_else(mounted)?;
+    let told = |error: &Refusal| scene.refused.iter().any(|refused| refused.text == error.text);
+    let client = client.map_err(|error| match error.kind {
+        // Looked at above, with a line for each file.
+        Kind::RootMissing | Kind::RootBroken => first(),
+        _ if told(&error) => first(),
+        kind => Check::fail(NAME, kind, error.text).hint("").broken(),
+    });
+    let client = client?.ok_or_else(mounted)?;
     match scene.plan.as_ref().zip(identity::tokens(config).ok()) {
         Some((plan, tokens)) => Ok((client, identity::identity(config, plan, tokens).secrets())),
         None => Err(Check::skip(NAME, "the configuration above comes first")),

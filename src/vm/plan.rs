@@ -28,6 +28,8 @@ pub(crate) struct Machine {
 pub(crate) struct Plan {
     /// The agent's whole environment.
     pub env: BTreeMap<String, String>,
+    /// Where istiod is by the settings; it stands in `PROXY_CONFIG` behind what was given there.
+    pub istiod: Option<String>,
     /// The agent's command line behind the program's name.
     pub words: Vec<String>,
     /// Whom to become; `None` when that is who runs this.
@@ -78,7 +80,7 @@ pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Resu
         let policy = or(&env, "ISTIO_CP_AUTH", "MUTUAL_TLS");
         format!("serviceCluster: {service}\ncontrolPlaneAuthPolicy: {policy}\n")
     });
-    let config = match pilot {
+    let config = match &pilot {
         Some(pilot) => format!("{}\ndiscoveryAddress: {pilot}\n", config.trim_end()),
         None => config,
     };
@@ -100,7 +102,7 @@ pub(crate) fn plan(mut env: BTreeMap<String, String>, machine: &Machine) -> Resu
     let become_user = (account.uid != machine.uid || tproxy).then_some(account);
     let place = env.get("ISTIO_LOG_DIR").map_or(LOGS, String::as_str);
     let logs = (become_user.is_some() && !place.is_empty()).then(|| PathBuf::from(place));
-    Ok(Plan { env, words, become_user, rules, logs, warnings })
+    Ok(Plan { env, istiod: pilot, words, become_user, rules, logs, warnings })
 }
 
 // Bash's ${X:-default}: an empty value is none.

@@ -74,6 +74,23 @@ fn a_target_that_cannot_be_opened_is_an_error() {
 }
 
 #[test]
+fn what_would_be_refused_is_seen_without_opening_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |target: &str| Options { targets: vec![target.to_owned()], ..Options::default() };
+    for target in ["stdout", "stderr", "log"] {
+        check(&with(target), dir.path()).unwrap();
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    std::fs::write(dir.path().join("log"), "").unwrap();
+    check(&with("log"), dir.path()).unwrap();
+    for target in [".", "missing/log", "log/below"] {
+        assert!(matches!(check(&with(target), dir.path()), Err(Error::Target { .. })), "{target}");
+    }
+    let level = Options { output_level: "default:inf".to_owned(), ..Options::default() };
+    assert!(matches!(check(&level, dir.path()), Err(Error::Level(_))));
+}
+
+#[test]
 fn a_reader_that_stands_still_holds_nothing_up_and_loses_whole_lines() {
     use std::io::Read;
     let (mut reader, writer) = std::io::pipe().unwrap();

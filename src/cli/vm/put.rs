@@ -7,13 +7,14 @@ use super::{FLAGS, all};
 use crate::cli::{FAILED, fail, request};
 use crate::config;
 use crate::config::args::Parsed;
+use crate::config::env::Env;
 use crate::vm::accounts::Accounts;
 use crate::vm::folders;
 use crate::vm::install::{self, Step};
 use crate::vm::places::Places;
 use crate::vm::plan;
 
-pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
+pub(super) fn put(places: &Places, parsed: &Parsed, env: &Env) -> u8 {
     let Some(dir) = parsed.get("dir").filter(|dir| !dir.is_empty()) else {
         return fail(
             "vm install needs --dir: the folder that istioctl x workload entry configure wrote",
@@ -24,9 +25,13 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
     let root = rustix::process::geteuid().is_root();
     // A root file system that is being prepared has users of its own.
     let accounts = Accounts::of(&places.root);
-    let owner = if root { accounts.user(plan::USER) } else { None };
+    let named = user(places, Path::new(dir), env);
+    let owner = if root { accounts.user(named.as_deref().unwrap_or(plan::USER)) } else { None };
     if root && owner.is_none() {
-        errors.push(accounts.lack(plan::USER, ""));
+        errors.push(match &named {
+            Some(user) => accounts.lack(user, " (EXEC_USER)"),
+            None => accounts.lack(plan::USER, ""),
+        });
     }
     let items = install::items(Path::new(dir), places).unwrap_or_else(|faults| {
         errors.extend(faults);
@@ -80,6 +85,15 @@ pub(super) fn put(places: &Places, parsed: &Parsed) -> u8 {
     };
     let next = format!("next: pilot-agent vm check{root}, then systemctl enable --now istio\n");
     request::print(next.as_bytes())
+}
+
+// Whom `vm run` will become, by the settings that are there and those that are put there.
+fn user(places: &Places, dir: &Path, env: &Env) -> Option<String> {
+    let cluster = std::path::absolute(dir.join("cluster.env")).unwrap_or_default();
+    let installed = Places { cluster_env: (cluster, false), ..places.clone() };
+    let [(_, sidecar), (_, cluster)] = installed.settings();
+    let given = [cluster.get("EXEC_USER"), sidecar.get("EXEC_USER"), env.map().get("EXEC_USER")];
+    given.into_iter().flatten().next().filter(|user| !user.is_empty()).cloned()
 }
 
 fn yes(question: &str) -> bool {

@@ -45,12 +45,18 @@ pub(crate) struct Dns {
     pub scope: Scope,
 }
 
+/// Where the server is to listen, if there is one.
+#[must_use]
+pub(crate) fn address(config: &Sources, root: bool) -> Option<&str> {
+    let asked = config.settings.some_text(var::DNS_PROXY_ADDR).unwrap_or(DEFAULT_ADDRESS);
+    let refused = asked.ends_with(":53") && !root;
+    enabled(config).then_some(if refused { DEFAULT_ADDRESS } else { asked })
+}
+
 /// The server, if there is one. On port 53 it is everybody's resolver, which takes root.
 #[must_use]
 fn server(config: &Sources, root: bool) -> Option<Dns> {
-    if !enabled(config) {
-        return None;
-    }
+    let address = address(config, root)?.to_owned();
     let s = &config.settings;
     let asked = s.some_text(var::DNS_PROXY_ADDR).unwrap_or(DEFAULT_ADDRESS);
     let privileged = asked.ends_with(":53");
@@ -63,7 +69,7 @@ fn server(config: &Sources, root: bool) -> Option<Dns> {
     let before_sync = privileged && root;
     let other = before_sync && Path::new(OTHER_RESOLV_CONF).exists();
     let server = dns::Config {
-        address: if privileged && !root { DEFAULT_ADDRESS } else { asked }.to_owned(),
+        address,
         resolv_conf: if other { OTHER_RESOLV_CONF } else { RESOLV_CONF }.into(),
         before_sync,
         parallel: s.flag(var::DNS_FORWARD_PARALLEL),

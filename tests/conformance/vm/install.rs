@@ -216,3 +216,24 @@ async fn install_makes_no_folder_that_everybody_may_write_to() {
         assert_eq!(mode & 0o022, 0, "{folder} has the mode {mode:o}");
     }
 }
+
+#[tokio::test]
+async fn install_gives_the_files_to_the_user_of_the_settings() {
+    use std::os::unix::fs::MetadataExt;
+    if !root_for("files of another user") {
+        return;
+    }
+    let machine = Machine::new().await;
+    std::fs::create_dir_all(machine.at("var/lib/istio/envoy")).unwrap();
+    std::fs::write(machine.at("var/lib/istio/envoy/sidecar.env"), "EXEC_USER=meshproxy\n").unwrap();
+    machine.with_user();
+    let refused = machine.install();
+    assert_eq!(refused.status.code(), Some(255));
+    assert!(said(&refused).contains("the user meshproxy (EXEC_USER) does not exist"), "{}", said(&refused));
+    std::fs::write(machine.at("etc/passwd"), "meshproxy:x:1555:1556::/:/bin/false\n").unwrap();
+    let done = machine.install();
+    assert_eq!(done.status.code(), Some(0), "{}", said(&done));
+    let token = std::fs::metadata(machine.at("var/run/secrets/tokens/istio-token")).unwrap();
+    assert_eq!((token.uid(), token.gid()), (1555, 1556));
+    assert_eq!(std::fs::metadata(machine.at("var/log/istio")).unwrap().uid(), 1555);
+}

@@ -209,8 +209,8 @@ async fn doctor_refuses_what_the_start_refuses() {
     let mock = MockIstiod::start().await;
     refused(well(&mock).env("SDS_CALLER_TOKENS", "true").env("WORKLOAD_SDS", "abc"), "WORKLOAD_SDS=abc")
         .await;
-    let without = well(&mock).env("DISABLE_ENVOY", "true");
-    refused(without.env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
+    let without = || well(&mock).env("DISABLE_ENVOY", "true");
+    refused(without().env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
     refused(well(&mock).env("ISTIO_META_DNS_CAPTURE", "maybe"), "DNS_CAPTURE").await;
     // Nor is anything bound before that is told.
     for (address, why) in [
@@ -224,6 +224,14 @@ async fn doctor_refuses_what_the_start_refuses() {
         let dns = well(&mock).env("ISTIO_META_DNS_CAPTURE", "true").env("DNS_PROXY_ADDR", address);
         refused(dns, why).await;
     }
+    let other = || without().env("GCE_METADATA_HOST", "127.0.0.1:1");
+    refused(without().env("WORKLOAD_IDENTITY_SOCKET_FILE", "a/b"), "must be a filename").await;
+    let named = well(&mock).env("ISTIO_META_DNS_CAPTURE", "true").env("DNS_PROXY_ADDR", "256.1.1.1:15053");
+    refused(named, "256.1.1.1").await;
+    let exchange = || other().env("PLUGINS", "GoogleTokenExchange");
+    refused(exchange(), "GKE_CLUSTER_URL").await;
+    let json = exchange().scene().run(&["doctor", "--sign", "--json"]).await.json();
+    assert_eq!(state(&json, "sign"), "fail", "{json}");
     // A setting that lacks is no missing root, and hides none.
     let vault = || well(&mock).env("CA_PROVIDER", "VaultCA");
     let json = refused(vault(), "needs VAULT_ADDR").await;
