@@ -12,9 +12,11 @@ use super::accounts::Account;
 use super::places::{MOUNTED_ROOT, Places, TOKEN};
 use super::plan::Plan;
 use super::rights::{no_room, refusal};
+use crate::base::bounded;
 use crate::base::lane::{NoAnswer, look_up_here};
 use crate::istiod::auth::claims;
 use crate::istiod::{Roots, Transport};
+use crate::net::proxy::Proxy;
 use crate::tls::cert;
 
 /// A name server or a firewall that stays silent is silent for longer than this.
@@ -66,10 +68,30 @@ pub(crate) struct Facts {
     pub xds: Option<Way>,
     /// How the CA is, where one is asked.
     pub ca: Option<Way>,
-    /// istiod, `host:port`.
-    pub istiod: String,
+    /// Who is called: istiod, and the CA where that is another one.
+    pub servers: Vec<Server>,
+    /// Why no token is needed, where none is.
+    pub without_token: Option<&'static str>,
     /// Where the agent writes Envoy's bootstrap and its sockets (`configPath`).
     pub work: PathBuf,
+}
+
+/// Who is called.
+#[derive(Clone)]
+pub(crate) struct Server {
+    /// Who it is.
+    pub what: &'static str,
+    /// `host:port`.
+    pub address: String,
+    /// A proxy's URL, and whom it is not for.
+    pub proxy: Option<(String, String)>,
+}
+
+// The URL may hold a password.
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("what", &self.what).field("address", &self.address).finish()
+    }
 }
 
 /// How a server is spoken to.
@@ -103,7 +125,10 @@ pub(crate) fn look(
             out.push(root("root", &candidates, whose, now));
         }
     }
-    out.push(token(places, env, whose, now));
+    out.push(match planned.and_then(|(_, facts)| facts.without_token) {
+        Some(why) => line(Grade::Ok, "token", format!("none is needed: {why}")),
+        None => token(places, env, whose, now),
+    });
     match planned {
         Some((plan, facts)) => out.extend(of_plan(places, plan, facts)),
         None => out.extend(["envoy", "user", "folders", "istiod"].map(|what| {
@@ -156,13 +181,7 @@ fn of_plan(places: &Places, plan: &Plan, facts: &Facts) -> Vec<Line> {
         None => line(Grade::Ok, "user", "stays who runs this"),
     });
     out.push(folders(places, plan, facts));
-    let mut addresses = vec![("istiod", facts.istiod.clone())];
-    if let Some(ca) = plan.env.get("CA_ADDR").filter(|ca| **ca != facts.istiod && !ca.is_empty()) {
-        addresses.push(("ca", ca.clone()));
-    }
-    for (what, address) in addresses {
-        out.push(reach(what, &address));
-    }
+    out.extend(facts.servers.iter().map(reach));
     out
 }
 
@@ -205,7 +224,7 @@ fn files(places: &Places, whose: Whose<'_>) -> Line {
     if let Some(why) = unread(whose, &place).filter(|_| place.exists()) {
         return line(Grade::Fail, "mesh", why);
     }
-    match std::fs::read_to_string(&place) {
+    match bounded::given_text(&place) {
         Ok(text) if text.trim().is_empty() => {
             line(Grade::Warn, "mesh", format!("{} is empty", place.display()))
         }
@@ -267,7 +286,7 @@ fn root(what: &'static str, candidates: &[PathBuf], whose: Whose<'_>, now: Syste
     if let Some(why) = unread(whose, place) {
         return line(Grade::Fail, what, why);
     }
-    let text = match std::fs::read(place) {
+    let text = match bounded::given(place) {
         Ok(text) => text,
         Err(e) => return line(Grade::Fail, what, format!("{}: {e}", place.display())),
     };
@@ -309,7 +328,7 @@ fn earlier(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, no
         return Earlier::Useless(why);
     }
     let shown = chain.display();
-    match std::fs::read(&chain).map(|text| cert::parse_chain(&text)) {
+    match bounded::given(&chain).map(|text| cert::parse_chain(&text)) {
         Err(e) => Earlier::Useless(format!("{shown}: {e}")),
         Ok(Err(e)) => Earlier::Useless(format!("{shown}: {e}")),
         Ok(Ok(certs)) if certs.first().is_none_or(|leaf| leaf.not_after <= now) => {
@@ -331,7 +350,7 @@ fn token(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now:
         Earlier::Good => "; the certificate of an earlier start is shown instead".to_owned(),
         Earlier::Useless(why) => format!("; the certificate of an earlier start is of no use: {why}"),
     };
-    let text = match std::fs::read_to_string(&place) {
+    let text = match bounded::given_text(&place) {
         Ok(text) => text,
         Err(e) if e.kind() == ErrorKind::NotFound => {
             let todo = if known { "" } else { ": copy istio-token to it, as vm install does" };
@@ -362,18 +381,44 @@ fn token(places: &Places, env: &BTreeMap<String, String>, whose: Whose<'_>, now:
     }
 }
 
-fn reach(what: &'static str, address: &str) -> Line {
+fn reach(server: &Server) -> Line {
+    let Server { what, address, proxy } = server;
     let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
-    let Ok(port) = port.parse() else {
+    let host = host.trim_matches(['[', ']']);
+    let Ok(number) = port.parse() else {
         return line(Grade::Fail, what, format!("{address}: this is no host:port"));
     };
-    let all = match look_up_here(host.trim_matches(['[', ']']), port, LIMIT) {
+    match Proxy::for_target(proxy.as_ref(), host, port) {
+        Err(why) => {
+            let said = format!("{address}: {why}; set NO_PROXY for it if it is reached directly");
+            line(Grade::Fail, what, said)
+        }
+        Ok(Some(proxy)) => {
+            let shown = format!("{address} by the proxy {}:{}", proxy.host, proxy.port);
+            let number = proxy.port.parse().unwrap_or_default();
+            let hints = ["is HTTPS_PROXY right?", "is it up, and HTTPS_PROXY right?"];
+            takes(what, &shown, (&proxy.host, number), hints)
+        }
+        Ok(None) => {
+            let hints = [
+                "is the line of the file hosts in /etc/hosts?",
+                "is the east-west gateway up and its port open?",
+            ];
+            takes(what, address, (host, number), hints)
+        }
+    }
+}
+
+// Whether connections are taken there; what to ask oneself where the name leads nowhere, and where nobody answers.
+fn takes(what: &'static str, address: &str, place: (&str, u16), hints: [&str; 2]) -> Line {
+    let [unknown, silent] = hints;
+    let all = match look_up_here(place.0, place.1, LIMIT) {
         Ok(all) => all,
         Err(why) => {
             let why = match why {
                 NoAnswer::Thread(e) => format!("the name is not resolved: {e}"),
                 NoAnswer::Late => format!("the name is not resolved within {LIMIT:?}"),
-                NoAnswer::LookUp(e) => format!("{e}; is the line of the file hosts in /etc/hosts?"),
+                NoAnswer::LookUp(e) => format!("{e}; {unknown}"),
             };
             return line(Grade::Fail, what, format!("{address}: {why}"));
         }
@@ -385,7 +430,7 @@ fn reach(what: &'static str, address: &str) -> Line {
             Err(e) => last = format!("{one}: {e}"),
         }
     }
-    line(Grade::Fail, what, format!("{address}: {last}; is the east-west gateway up and its port open?"))
+    line(Grade::Fail, what, format!("{address}: {last}; {silent}"))
 }
 
 fn unit(places: &Places) -> Line {

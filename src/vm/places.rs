@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 
 use super::links::{self, Folder, Make};
+use crate::base::bounded;
 
 /// Where the agent reads its token.
 pub(crate) const TOKEN: &str = "./var/run/secrets/tokens/istio-token";
@@ -163,7 +164,7 @@ impl Places {
     pub(crate) fn settings(&self) -> [Settings; 2] {
         [&self.sidecar_env, &self.cluster_env.0].map(|path| {
             let name = self.at(path).display().to_string();
-            let text = std::fs::read_to_string(&name).unwrap_or_default();
+            let text = bounded::given_text(Path::new(&name)).unwrap_or_default();
             let pairs = super::envfile::parse(&name, &text).unwrap_or_default();
             (name, pairs.into_iter().collect())
         })
@@ -179,7 +180,7 @@ impl Places {
         let (cluster, named) = &self.cluster_env;
         for (path, must) in [(&self.sidecar_env, false), (cluster, *named)] {
             let place = self.at(path);
-            match std::fs::read_to_string(&place) {
+            match bounded::given_text(&place) {
                 Ok(text) => match super::envfile::parse(&place.display().to_string(), &text) {
                     Ok(pairs) => {
                         if path == cluster && pairs.is_empty() {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::support::{Envoy, LIMIT, MockIstiod, TestAgent, agent_bin, eventually, free_port, root_for};
 
 mod install;
+mod refused;
 
 // What `istioctl x workload entry configure` writes.
 fn configured(dir: &Path, mock: &MockIstiod) {
@@ -273,6 +274,35 @@ async fn check_judges_what_run_would_use() {
     let text = check(&[("PROV_CERT", "./mine")]);
     has(&text, "ok    root, time  ./etc/certs/root-cert.pem");
     has(&text, "FAIL  ca root     ./mine/root-cert.pem");
+
+    // Nobody looks a name up that only the proxy calls.
+    let proxy = format!("http://{}", mock.discovery_address());
+    let there = ("PILOT_ADDRESS", "istiod.invalid:15012");
+    let line = "istiod      istiod.invalid:15012 by the proxy ";
+    has(&check(&[there, ("HTTPS_PROXY", &proxy)]), &format!("ok    {line}"));
+    has(&check(&[there, ("HTTPS_PROXY", "http://127.0.0.1:1")]), &format!("FAIL  {line}127.0.0.1:1: "));
+    let direct = [there, ("HTTPS_PROXY", &proxy), ("NO_PROXY", ".invalid")];
+    has(&check(&direct), "FAIL  istiod      istiod.invalid:15012: ");
+
+    let vault = [("CA_PROVIDER", "VaultCA"), ("VAULT_ADDR", "https://127.0.0.1:1"), ("VAULT_ROLE", "web")];
+    let paths = [("VAULT_AUTH_PATH", "auth/kubernetes/login"), ("VAULT_SIGN_CSR_PATH", "pki/sign/web")];
+    let text = check(&[vault, [paths[0], paths[1], ("CA_ADDR", "ca.invalid:1")]].concat());
+    has(&text, "FAIL  ca          127.0.0.1:1: ");
+    assert!(!text.contains("ca.invalid"), "{text}");
+
+    let text = check(&[("FILE_MOUNTED_CERTS", "true"), ("PROV_CERT", ""), ("CA_ADDR", "ca.invalid:1")]);
+    has(&text, "ok    token       none is needed: certificates are mounted");
+    assert!(!text.contains("ca.invalid"), "{text}");
+    has(
+        &check(&[("CREDENTIAL_FETCHER_TYPE", "GoogleComputeEngine")]),
+        "ok    token       none is needed: the metadata server gives it",
+    );
+
+    // Which is where the line of its own would not be read.
+    for given in ["{concurrency: 1}", "{\"discoveryAddress\": \"x.invalid:1\"}\n", "concurrency: 1\n---\nb: 1\n"] {
+        let text = check(&[("PILOT_ADDRESS", "127.0.0.1:1"), ("PROXY_CONFIG", given)]);
+        has(&text, "FAIL  istiod      127.0.0.1:1: ");
+    }
 }
 
 #[test]

@@ -9,9 +9,9 @@ use super::{environment, has_iptables, prepare, runner, startable};
 use crate::config::Sources;
 use crate::config::args;
 use crate::config::env::Env;
-use crate::config::parts::ca::Signer;
+use crate::config::parts::ca::{self, Signer};
 use crate::config::parts::envoy::Presence;
-use crate::config::parts::{self, Error, iptables};
+use crate::config::parts::{self, Error, identity, iptables};
 use crate::iptables::detect;
 use crate::iptables::model::Family;
 use crate::iptables::native as nft;
@@ -26,7 +26,7 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
     let now = SystemTime::now();
     let mut lines: Vec<check::Line>;
     let mut own_rules = false;
-    let by_nft;
+    let (by_nft, path);
     // As the agent's own: right under the unit, a surprise in somebody's home.
     let here = std::env::current_dir().unwrap_or_default();
     let elsewhere = (places.root == Path::new(".") && here != Path::new("/")).then(|| {
@@ -45,6 +45,7 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
             lines.extend(wrong.map(|error| told(Grade::Fail, error.text)));
             own_rules = plan.rules.is_none();
             by_nft = native(&plan.env);
+            path = plan.env.get("PATH").cloned();
             let facts = rights::become_for(plan.become_user.as_ref(), || facts(&config));
             let facts = facts.unwrap_or_else(|_| self::facts(&config));
             lines.extend(check::look(places, &plan.env, Some((&plan, &facts)), now));
@@ -58,12 +59,13 @@ pub(super) fn look(places: &Places, env: &Env) -> u8 {
             variables.insert("PROV_CERT".to_owned(), certs.unwrap_or_else(|| "./etc/certs".to_owned()));
             lines.extend(check::look(places, &variables, None, now));
             by_nft = native(&variables);
+            path = variables.get("PATH").cloned();
         }
     }
     lines.extend(elsewhere.map(|said| check::Line { grade: Grade::Warn, what: "places", said }));
     // Others than root cannot see the rules; that it needs root was said.
     if own_rules || rustix::process::geteuid().is_root() {
-        lines.push(redirected(own_rules, by_nft, env));
+        lines.push(redirected(own_rules, by_nft, path.unwrap_or_default()));
     }
     let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
     let lost = crate::cli::request::print(text.as_bytes());
@@ -108,8 +110,33 @@ fn facts(config: &Arc<Sources>) -> check::Facts {
         },
         xds,
         ca,
-        istiod: config.discovery_address().to_owned(),
+        servers: servers(config, mounted),
+        without_token: without_token(config, mounted),
         work: config.config_path(),
+    }
+}
+
+// Where a root cannot be located, the addresses are known all the same.
+fn servers(config: &Arc<Sources>, mounted: bool) -> Vec<check::Server> {
+    let istiod = config.discovery_address().to_owned();
+    let proxy = parts::istiod::proxy(config, "HTTPS_PROXY");
+    let ca = ca::place(config, mounted);
+    let ca = ca.filter(|(address, _)| !address.is_empty() && *address != istiod);
+    let istiod = check::Server { what: "istiod", address: istiod, proxy };
+    let ca = ca.map(|(address, proxy)| check::Server { what: "ca", address, proxy });
+    std::iter::once(istiod).chain(ca).collect()
+}
+
+fn without_token(config: &Sources, mounted: bool) -> Option<&'static str> {
+    use identity::Fetcher;
+    let fetcher = identity::tokens(config).ok().map(|tokens| tokens.fetcher);
+    match fetcher {
+        _ if mounted => Some("certificates are mounted"),
+        Some(Fetcher::GoogleComputeEngine(_)) => {
+            Some("the metadata server gives it (CREDENTIAL_FETCHER_TYPE)")
+        }
+        Some(Fetcher::Mock) => Some("a fixed one is sent (CREDENTIAL_FETCHER_TYPE=Mock)"),
+        _ => None,
     }
 }
 
@@ -119,12 +146,12 @@ fn barred(error: Error) -> Option<Way> {
     of_root.then_some(Way::Barred(error.text))
 }
 
-fn redirected(own_rules: bool, by_nft: bool, env: &Env) -> check::Line {
+// Programs are looked for where the rules' own command will.
+fn redirected(own_rules: bool, by_nft: bool, path: String) -> check::Line {
     let rules = |grade, said: &str| check::Line { grade, what: "rules", said: said.to_owned() };
     if own_rules {
         return rules(Grade::Ok, "somebody else's business (ISTIO_CUSTOM_IP_TABLES)");
     }
-    let path = env.get("PATH").unwrap_or_default().to_owned();
     let mut runner = runner(path);
     let lack = match (by_nft, has_iptables(&runner), runner.exists("nft")) {
         (true, _, false) => {

@@ -90,9 +90,56 @@ pub(crate) fn signer(config: &Sources, file_mounted: bool) -> Result<Option<Sign
     }))
 }
 
+/// Where connections to the CA go, `host:port`, and the proxy for them; `None` where none is asked, or where it cannot be
+/// told. A root that cannot be located hides it not.
+#[must_use]
+pub(crate) fn place(config: &Sources, file_mounted: bool) -> Option<(String, Option<(String, String)>)> {
+    match signer(config, file_mounted) {
+        Ok(signer) => signer.map(|signer| match signer.way {
+            Way::Grpc(ca) | Way::Account(ca, _) => (ca.address, ca.proxy),
+            Way::Vault(vault) => {
+                let plain = vault.address.starts_with("http://");
+                let proxies = vault.proxies;
+                (host_port(&vault.address), if plain { proxies.http } else { proxies.https })
+            }
+        }),
+        Err(_) if provider(config).is_ok_and(|of| of == CaProvider::Citadel) => {
+            let given = config.settings.some_text(var::CA_ADDR)?;
+            Some((given.to_owned(), istiod::proxy(config, "HTTPS_PROXY")))
+        }
+        Err(_) => None,
+    }
+}
+
+// Of a URL, which was looked at when it was read.
+fn host_port(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
+    let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let named = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if named { host.to_owned() } else { format!("{host}:{}", if scheme == "http" { 80 } else { 443 }) }
+}
+
 /// The metadata server of Google's machines, or what stands in for it.
 #[must_use]
 pub(crate) fn metadata_server(config: &Sources) -> MetadataServer {
     let host = config.settings.some_text(var::GCE_METADATA_HOST);
     host.map_or_else(MetadataServer::default, |host| MetadataServer { host: host.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_urls_server_has_a_port() {
+        for (url, at) in [
+            ("https://vault.example", "vault.example:443"),
+            ("http://vault.example/v1", "vault.example:80"),
+            ("https://vault.example:8200/", "vault.example:8200"),
+            ("https://[::1]/", "[::1]:443"),
+            ("https://[::1]:8200", "[::1]:8200"),
+        ] {
+            assert_eq!(host_port(url), at, "{url}");
+        }
+    }
 }

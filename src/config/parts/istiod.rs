@@ -29,7 +29,7 @@ pub(crate) fn compliance(config: &Sources) -> Compliance {
 }
 
 /// The proxy that `variable` (or it in lower case) names, and `NO_PROXY`.
-pub(super) fn proxy(config: &Sources, variable: &str) -> Option<(String, String)> {
+pub(crate) fn proxy(config: &Sources, variable: &str) -> Option<(String, String)> {
     let env = config.settings.env();
     let set = |name: &str| env.get(name).filter(|value| !value.is_empty());
     let either = |name: &str| set(name).or_else(|| set(&name.to_ascii_lowercase())).map(ToOwned::to_owned);
