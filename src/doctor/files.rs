@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use rustix::fs::{Access, AtFlags, CWD};
 
 use super::{Check, Scene};
+use crate::base::error::chain;
 use crate::base::{bounded, reading};
 use crate::config::{Sources, parts};
 use crate::istiod::{Roots, Transport};
@@ -188,6 +189,9 @@ fn named(config: &Sources) -> Vec<Check> {
         Some(Check::fail(NAME, Kind::ConfigInvalid, said).hint(hint))
     };
     let mut out: Vec<Check> = parts::files::read(config).into_iter().filter_map(unreadable).collect();
+    if let Some(Err(error)) = parts::files::seal(config).map(|seal| seal.check()) {
+        out.push(Check::fail(NAME, Kind::OutputCertsFailed, chain(&error)));
+    }
     if let Err(why) = parts::envoy::override_json(config) {
         let said = format!("ISTIO_BOOTSTRAP_OVERRIDE={why}; Envoy starts without it");
         let hint = "is it mounted, readable for the agent's user, and JSON or YAML?";

@@ -63,6 +63,14 @@ pub(crate) struct Seal {
 }
 
 impl Seal {
+    /// Whether the file is of use.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.key(&[0; SALT]).map(drop)
+    }
+
     fn key(&self, salt: &[u8]) -> Result<LessSafeKey, Error> {
         let said = |why: Unusable| Error::File { file: self.file.clone(), why };
         let meta = std::fs::metadata(&self.file).map_err(|e| said(e.into()))?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::{Sources, envoy, identity};
 use crate::config::args;
 use crate::config::env::var;
+use crate::secrets::Seal;
 
 /// Where the mesh file is unless `--meshConfig` says otherwise; it may be missing there.
 const MESH_FILE: &str = "./etc/istio/config/mesh";
@@ -35,6 +36,14 @@ pub(crate) fn read(config: &Sources) -> Vec<(&'static str, PathBuf)> {
 #[must_use]
 pub(crate) fn mesh(config: &Sources) -> &str {
     config.flags.or_default(args::PROXY, "meshConfig")
+}
+
+/// What seals the workload's key on a disk, where that is wanted.
+#[must_use]
+pub(crate) fn seal(config: &Sources) -> Option<Seal> {
+    let s = &config.settings;
+    let file = s.some_text(var::IDENTITY_PERSIST_KEY).filter(|_| s.flag(var::IDENTITY_PERSIST))?;
+    Some(Seal { file: config.path(file), about: String::new() })
 }
 
 /// Certificate and key in `PROV_CERT`.

@@ -216,6 +216,14 @@ async fn doctor_looks_at_all_places_that_a_start_writes_to() {
     let mut agent = grpc().start();
     assert_eq!(agent.wait_exit().await.code(), Some(255));
     assert!(agent.log().text().contains("verdict: GrpcBootstrapMissing"));
+    let taken = || well(&mock).file("dir/file", "").env("GRPC_XDS_BOOTSTRAP", "dir");
+    let json = taken().scene().run(&["doctor", "--json"]).await.json();
+    assert_eq!(json["verdict"]["kind"], "GrpcBootstrapMissing", "{json}");
+    let mut agent = taken().start();
+    assert_eq!(agent.wait_exit().await.code(), Some(255));
+    let unsealed = well(&mock).env("IDENTITY_PERSIST", "true").env("IDENTITY_PERSIST_KEY", "none");
+    let told = details(&unsealed.scene().run(&["doctor", "--json"]).await, "warn");
+    assert!(told.iter().any(|line| line.contains("none (IDENTITY_PERSIST_KEY): ")), "{told:#?}");
     let folder = || well(&mock).file("cfg", "").proxy_config("configPath", "./cfg");
     let json = folder().scene().run(&["doctor", "--json"]).await.json();
     assert_eq!(json["verdict"]["kind"], "SocketFolder", "{json}");
