@@ -299,7 +299,9 @@ async fn check_judges_what_run_would_use() {
     );
 
     // Which is where the line of its own would not be read.
-    for given in ["{concurrency: 1}", "{\"discoveryAddress\": \"x.invalid:1\"}\n", "concurrency: 1\n---\nb: 1\n"] {
+    for given in
+        ["{concurrency: 1}", "{\"discoveryAddress\": \"x.invalid:1\"}\n", "concurrency: 1\n---\nb: 1\n"]
+    {
         let text = check(&[("PILOT_ADDRESS", "127.0.0.1:1"), ("PROXY_CONFIG", given)]);
         has(&text, "FAIL  istiod      127.0.0.1:1: ");
     }

@@ -100,7 +100,7 @@ pub(super) enum Read {
 
 /// Why files cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::secrets) enum Unreadable {
+pub(crate) enum Unreadable {
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
     /// A pipe, a device, a folder.

@@ -78,5 +78,8 @@ async fn check_looks_for_programs_on_the_path_of_the_settings() {
     std::fs::write(dir.path().join("sidecar.env"), sidecar).unwrap();
     let args = ["check", "--cluster-env=cluster.env", "--sidecar-env=sidecar.env", "--mesh=mesh.yaml"];
     let text = said(&vm(dir.path(), &args, &[]));
-    assert!(text.contains("no iptables on the PATH: install the package iptables, or set NATIVE_NF"), "{text}");
+    assert!(
+        text.contains("no iptables on the PATH: install the package iptables, or set NATIVE_NF"),
+        "{text}"
+    );
 }
