@@ -279,9 +279,9 @@ async fn check_judges_what_run_would_use() {
     let proxy = format!("http://{}", mock.discovery_address());
     let there = ("PILOT_ADDRESS", "istiod.invalid:15012");
     let line = "istiod      istiod.invalid:15012 by the proxy ";
-    has(&check(&[there, ("HTTPS_PROXY", &proxy)]), &format!("ok    {line}"));
+    has(&check(&[there, ("HTTPS_PROXY", proxy.as_str())]), &format!("ok    {line}"));
     has(&check(&[there, ("HTTPS_PROXY", "http://127.0.0.1:1")]), &format!("FAIL  {line}127.0.0.1:1: "));
-    let direct = [there, ("HTTPS_PROXY", &proxy), ("NO_PROXY", ".invalid")];
+    let direct = [there, ("HTTPS_PROXY", proxy.as_str()), ("NO_PROXY", ".invalid")];
     has(&check(&direct), "FAIL  istiod      istiod.invalid:15012: ");
 
     let vault = [("CA_PROVIDER", "VaultCA"), ("VAULT_ADDR", "https://127.0.0.1:1"), ("VAULT_ROLE", "web")];
