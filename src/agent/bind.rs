@@ -12,6 +12,7 @@ use super::upstream::Upstream;
 use super::wiring::Wires;
 use super::{let_others_run, said, sts, wasm};
 use crate::base::lane::Lane;
+use crate::base::uds;
 use crate::config::parts::Error;
 use crate::config::parts::envoy::Presence;
 use crate::envoy::port;
@@ -73,6 +74,10 @@ pub(super) async fn bind(
     let mut settings = sds::Config { watches: common.watches.clone(), ..config.identity.sds(upstream.mode) };
     let own = config.envoy.process.user.filter(|_| config.envoy.presence == Presence::Own);
     admit(&mut settings.allowed, own);
+    if own.is_some() || config.envoy.presence == Presence::External {
+        // It may be another user's.
+        settings.sockets.iter_mut().for_each(|socket| socket.mode = uds::SHARED);
+    }
     let sds = sds::Server::bind(settings, Arc::new(identity.clone()), metrics)
         .with_trouble(troubles.reporter("sds"));
     let (more_sds, gateway, callers) = more_sds(common, &sds);

@@ -39,6 +39,8 @@ pub(crate) async fn dry_run(config: &Config) -> Result<Vec<u8>, Error> {
     let own = config.envoy.presence == Presence::Own;
     let mut text = match &config.envoy.process.file {
         ConfigFile::Custom(path) if own => {
+            // The start makes it all the same.
+            config.envoy.bootstrap.has_node()?;
             let text = custom_text(path).await;
             judge(config, validate::Bootstrap::File(path)).await?;
             text

@@ -173,10 +173,14 @@ pub(crate) fn bind(path: &Path) -> Result<Bound, Error> {
 /// # Errors
 /// As [`bind`].
 pub(crate) fn bind_with(path: &Path, mode: u32) -> Result<Bound, Error> {
-    match inherited(path) {
-        Some(bound) => Ok(bound),
-        None => Unpolled::bind(path, mode)?.polled(),
+    let Some(bound) = inherited(path) else { return Unpolled::bind(path, mode)?.polled() };
+    // The program before this one may have had another mind.
+    if identity(path).is_ok_and(|now| now == bound.file.identity)
+        && let Err(error) = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+    {
+        tracing::warn!("unix://{} keeps its mode: {error}", path.display());
     }
+    Ok(bound)
 }
 
 /// As [`bind_with`], on a thread of `binds`: a folder that does not answer holds up who asks for its socket. `None`: it

@@ -167,10 +167,13 @@ fn address(plan: &mut Plan) {
 // Why the agent could not set up its log. What `hand_over` makes, and this process's own output, is another by then.
 fn log_fault(places: &Places, plan: &Plan, parsed: &Parsed) -> Option<String> {
     let mut options = logging_options(parsed);
+    let whole =
+        |path: &Path| std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| cleaned(&path));
     let other = plan.logs.iter().map(PathBuf::as_path).chain(MADE.map(Path::new)).map(|dir| places.at(dir));
-    let other: Vec<PathBuf> = other.chain(["/dev", "/proc"].map(PathBuf::from)).collect();
+    let other = other.chain(["/dev", "/proc"].map(PathBuf::from)).map(|dir| whole(&dir));
+    let other: Vec<PathBuf> = other.collect();
     options.targets.retain(|target| {
-        let place = places.at(Path::new(target));
+        let place = whole(&places.root.join(target));
         !other.iter().any(|dir| place.starts_with(dir))
     });
     let look = || logging::check(&options, &places.root);
@@ -210,15 +213,22 @@ fn machine(root: &Path) -> Machine {
 fn startable(plan: &Plan, config: &Arc<Sources>) -> Vec<Error> {
     let load = || {
         let loaded = Config::new(config, Vec::new())?;
-        loaded.envoy.bootstrap.has_node().map_err(|error| vec![error])?;
-        let runtime = runtime::build().map_err(|error| vec![Error::new(chain(&error))])?;
-        let late = runtime.block_on(late::refusals(config));
-        // A look-up may still hold its thread; nobody waits for it.
-        runtime.shutdown_background();
-        if late.is_empty() { Ok(()) } else { Err(late) }
+        loaded.envoy.bootstrap.has_node().map_err(|error| vec![error])
     };
     let loaded = rights::become_for(plan.become_user.as_ref(), load);
-    loaded.unwrap_or_else(|e| Err(vec![Error::new(e.to_string())])).err().unwrap_or_default()
+    if let Err(refused) = loaded.unwrap_or_else(|e| Err(vec![Error::new(e.to_string())])) {
+        return refused;
+    }
+    // Not as the user: a thread of a look-up that nobody waits for any more would have that one's rights, and the C library
+    // ends a process whose threads cannot all become the same user later.
+    match runtime::build() {
+        Ok(runtime) => {
+            let late = runtime.block_on(late::refusals(config));
+            runtime.shutdown_background();
+            late
+        }
+        Err(error) => vec![Error::new(chain(&error))],
+    }
 }
 
 // Envoy is executed by the agent's user.

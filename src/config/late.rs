@@ -5,10 +5,13 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::timeout;
+
 use super::env::var;
 use super::parts::{self, Error};
 use super::sources::Sources;
 use crate::base::error::chain;
+use crate::base::lane;
 use crate::dns;
 use crate::secrets::probe;
 use crate::trouble::Kind;
@@ -18,13 +21,26 @@ const PATIENCE: Duration = Duration::from_secs(4);
 
 /// All of it that is known, of a configuration that [`super::Config::new`] takes.
 pub(crate) async fn refusals(sources: &Arc<Sources>) -> Vec<Error> {
-    let (identity, dns) = tokio::join!(identity(sources), dns(sources));
-    [identity, grpc(sources), dns].into_iter().flatten().collect()
+    let of_grpc = sources.clone();
+    let all = tokio::join!(
+        timeout(PATIENCE, identity(sources.clone())),
+        timeout(PATIENCE, beside(move || grpc(&of_grpc))),
+        timeout(PATIENCE, dns(sources)),
+    );
+    [all.0, all.1, all.2].into_iter().filter_map(Result::ok).flatten().collect()
+}
+
+// On a thread: a folder may not answer.
+async fn beside<T: Send + 'static>(look: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
+    lane::begin("configuration", look).ok()?.await.ok()?
 }
 
 // Who owns the workload's socket, and, where that is this agent, for whom its token is exchanged.
-async fn identity(sources: &Sources) -> Option<Error> {
-    let socket = parts::identity::workload_socket(sources);
+async fn identity(sources: Arc<Sources>) -> Option<Error> {
+    let socket = parts::identity::workload_socket(&sources);
+    let there = socket.dir.join(&socket.file);
+    // The look itself touches it, too, and would hold up everybody.
+    beside(move || Some(there.exists())).await?;
     match probe::look(&socket).await {
         Ok(probe::Mode::Own) => {}
         Ok(probe::Mode::External) => return None,
@@ -33,9 +49,11 @@ async fn identity(sources: &Sources) -> Option<Error> {
         Err(error @ probe::Error::Name(_)) => return Some(Error::new(chain(&error))),
         Err(error) => return Some(Error::new(chain(&error)).of(Kind::SocketFolder)),
     }
-    let mounted = parts::identity::plan(sources).ok()?.file_mounted;
-    let exchange = parts::ca::signer(sources, mounted).ok()??.exchange?;
-    tokio::time::timeout(PATIENCE, exchange.settle()).await.ok()?.err()
+    let exchange = beside(move || {
+        let mounted = parts::identity::plan(&sources).ok()?.file_mounted;
+        parts::ca::signer(&sources, mounted).ok()??.exchange
+    });
+    exchange.await?.settle().await.err()
 }
 
 // A folder that is missing is made by the start, and whose it is shows then.
@@ -55,6 +73,5 @@ fn grpc(sources: &Sources) -> Option<Error> {
 
 async fn dns(sources: &Sources) -> Option<Error> {
     let address = parts::dns::address(sources, rustix::process::getuid().is_root())?;
-    let looked = tokio::time::timeout(PATIENCE, dns::resolves(address)).await;
-    looked.ok()?.err().map(|why| Error::new(chain(&why)))
+    dns::resolves(address).await.err().map(|why| Error::new(chain(&why)))
 }

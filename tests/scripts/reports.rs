@@ -22,17 +22,17 @@ fn the_summary_is_one_line_and_counts_suites_that_were_killed() {
 
 #[test]
 fn a_test_that_hangs_is_named_and_the_next_suite_has_its_turn() {
-    let cargo = "sleep 3 # the build, in which there is no test that could hang
+    let cargo = "sleep 7 # the build, in which there is no test that could hang
         echo '     Running unittests src/lib.rs (target/debug/deps/a-0123456789abcdef)'
         echo 'running 2 tests'; echo 'test x ... ok'; echo 'test y has been running for over 60 seconds'
         sleep 600
         echo '     Running tests/b.rs (target/debug/deps/b-0123456789abcdef)'; echo 'running 1 test'
         echo 'test z ... ok'
         echo 'test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s'; exit 101";
-    let output = Scripts::new().program("cargo", cargo).env("RUN_TESTS_SILENCE", "1").run("run-tests", &[]);
+    let output = Scripts::new().program("cargo", cargo).env("RUN_TESTS_SILENCE", "3").run("run-tests", &[]);
     assert_eq!(output.status.code(), Some(101));
     let said = text(&output.stdout);
-    assert!(said.contains("run-tests: nothing was said for 1 s; still running: y\n"), "{said}");
+    assert!(said.contains("run-tests: nothing was said for 3 s; still running: y\n"), "{said}");
     assert_eq!(said.matches("nothing was said").count(), 1, "the build was killed: {said}");
     assert_eq!(said.lines().last(), Some("1 passed, 1 failed"));
 }

@@ -71,7 +71,7 @@ impl State {
         if self.reached.insert(limit) {
             tracing::warn!(
                 "files are only looked at from time to time, as the system watches no more of them for this user: {error}; \
-                 raise {limit}; until then a changed file, or a removed socket, is noticed up to half a minute later"
+                 raise {limit}; until then a changed file, or a removed socket, is noticed late"
             );
         }
     }

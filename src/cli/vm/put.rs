@@ -90,7 +90,11 @@ pub(super) fn put(places: &Places, parsed: &Parsed, env: &Env) -> u8 {
 // Whom `vm run` will become, by the settings that are there and those that are put there.
 fn user(places: &Places, dir: &Path, env: &Env) -> Option<String> {
     let cluster = std::path::absolute(dir.join("cluster.env")).unwrap_or_default();
-    let installed = Places { cluster_env: (cluster, false), ..places.clone() };
+    // Where the package has made a link of it, that one leads elsewhere in an image.
+    let sidecar =
+        places.target(&places.sidecar_env).ok().and_then(|(place, _)| std::path::absolute(place).ok());
+    let sidecar_env = sidecar.unwrap_or_else(|| places.sidecar_env.clone());
+    let installed = Places { cluster_env: (cluster, false), sidecar_env, ..places.clone() };
     let [(_, sidecar), (_, cluster)] = installed.settings();
     let given = [cluster.get("EXEC_USER"), sidecar.get("EXEC_USER"), env.map().get("EXEC_USER")];
     given.into_iter().flatten().next().filter(|user| !user.is_empty()).cloned()

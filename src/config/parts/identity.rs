@@ -260,7 +260,7 @@ pub(crate) fn identity(config: &Sources, plan: &Plan, tokens: Tokens) -> Identit
     };
     let mut own = vec![config.path(WORKLOAD_DIR).join(probe::DEFAULT_SOCKET).into()];
     // Where 1.5 to 1.8 had it; whoever moved the folder since then does not look there. Everybody may enter that folder on a VM,
-    // and the one who has a use for it there, Envoy, is the agent's own.
+    // and Envoy, which has a use for it, mostly runs as the agent's user.
     if crate::base::path::clean(&config.mesh.proxy.config_path) == "etc/istio/proxy" {
         own.push(sds::Address { path: config.config_path().join("SDS"), mode: 0o660 });
     }

@@ -22,6 +22,8 @@ const QUIET: Duration = Duration::from_millis(100);
 
 /// The look that needs no report, for file systems that make none.
 const SLOW: Duration = Duration::from_secs(300);
+/// And where nothing is reported.
+const BLIND: Duration = Duration::from_secs(30);
 
 pub(super) struct FileWatch {
     // Owns what it waits for, so that nothing is lost when who waits for it does something else.
@@ -46,7 +48,8 @@ impl FileWatch {
         let mut watcher = Watching::new(watches, QUIET);
         let turn = async move {
             watcher.set(watched).await;
-            Turn { watcher, slow: Instant::now() + SLOW }.next().await
+            let slow = Instant::now() + if watcher.blind() { BLIND } else { SLOW };
+            Turn { watcher, slow }.next().await
         };
         Some(Self { turn: Box::pin(turn) })
     }
@@ -66,8 +69,8 @@ impl Turn {
                 tokio::time::sleep(BATCH).await;
             }
         }
-        self.slow = Instant::now() + SLOW;
         self.watcher.refresh().await;
+        self.slow = Instant::now() + if self.watcher.blind() { BLIND } else { SLOW };
         self
     }
 }

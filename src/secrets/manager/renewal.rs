@@ -163,12 +163,17 @@ impl Manager {
         self.metrics.renewal_failed(label(&error));
         let now = self.clock.now();
         let failed = self.workload.failed(&error, mono);
+        // One attempt for each who asks; the next one brings another.
+        self.roots_due = false;
         let left = self
             .workload
             .valid(now)
             .map(|c| rotation::span(c.issued.leaf.not_after.duration_since(now).unwrap_or_default()));
         self.tell_refused(&error);
+        // One that lies in files is not what the CA refuses.
+        let served = self.provider(&ResourceName::Default) == Origin::Ca;
         if failed.first
+            && served
             && let Some(left) = &left
         {
             tracing::info!(target: "cache",
@@ -176,7 +181,7 @@ impl Manager {
         }
         tracing::debug!(target: "cache", "{}; next attempt in {:.1?} (failure {})",
             chain(error.as_ref()), failed.next, self.workload.failures());
-        if failed.first && self.workload.current.is_some() {
+        if failed.first && served && self.workload.current.is_some() {
             // Followers hear of it once, as with the Go agent: their streams end, Envoy keeps what it has,
             // comes back and is given the certificate that is still good.
             self.board.fail(&ResourceName::Default, &error);

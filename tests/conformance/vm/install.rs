@@ -225,7 +225,11 @@ async fn install_gives_the_files_to_the_user_of_the_settings() {
     }
     let machine = Machine::new().await;
     std::fs::create_dir_all(machine.at("var/lib/istio/envoy")).unwrap();
-    std::fs::write(machine.at("var/lib/istio/envoy/sidecar.env"), "EXEC_USER=meshproxy\n").unwrap();
+    // As the package has it: a link that leads elsewhere on the machine that installs.
+    std::fs::create_dir_all(machine.at("etc/istio/envoy")).unwrap();
+    std::fs::write(machine.at("etc/istio/envoy/sidecar.env"), "EXEC_USER=meshproxy\n").unwrap();
+    let link = machine.at("var/lib/istio/envoy/sidecar.env");
+    std::os::unix::fs::symlink("/etc/istio/envoy/sidecar.env", link).unwrap();
     machine.with_user();
     let refused = machine.install();
     assert_eq!(refused.status.code(), Some(255));

@@ -20,7 +20,12 @@ async fn run_refuses_what_the_agent_would_refuse_when_it_is_under_way() {
         ("WORKLOAD_IDENTITY_SOCKET_FILE", "spire", "no socket found"),
         ("GRPC_XDS_BOOTSTRAP", "etc", "etc (GRPC_XDS_BOOTSTRAP): is a directory"),
         ("GRPC_XDS_BOOTSTRAP", "./mesh.yaml/x", "(GRPC_XDS_BOOTSTRAP): not a directory"),
-        ("DNS_PROXY_ADDR", "256.1.1.1:15053", "256.1.1.1:15053"),
+        // No label is so long, so that no server is asked.
+        (
+            "DNS_PROXY_ADDR",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa:15053",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        ),
         ("PLUGINS", "GoogleTokenExchange", "GKE_CLUSTER_URL"),
     ] {
         let env = [

@@ -10,7 +10,6 @@ use crate::envoy::drain::{self, Phase};
 use crate::envoy::supervisor::RunState;
 use crate::envoy::supervisor::handle::News;
 use crate::envoy::{Reason, admin, restart};
-use crate::trouble::Kind;
 
 /// How often it is looked whether istiod is back.
 const AWAY: Duration = Duration::from_secs(2);
@@ -150,7 +149,7 @@ impl Run {
     // An epoch with another one has failed, which nobody wants any more.
     fn put_back(&self) {
         if self.core.is_settled() && self.settled_at.is_none() {
-            self.trouble.end_if(|kind| matches!(kind, Kind::EnvoyCrashed | Kind::BootstrapRejected));
+            self.trouble.end();
         }
     }
 
