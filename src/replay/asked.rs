@@ -31,11 +31,20 @@ pub(super) struct Asked {
     pub(super) names: BTreeSet<String>,
     /// What Envoy had when it asked first; taken by the first response, which brings what it had not.
     pub(super) had: Option<BTreeSet<String>>,
-    /// What Envoy had and is not here: it came with a stream that was not noted. An empty name: the type as a whole (SotW),
-    /// which the first response brings.
+    /// What Envoy had and is not here, or in another version (delta): it came with a stream that was not noted, or that ended
+    /// before Envoy's answer was heard. An empty name: the type as a whole (SotW), which the first response brings.
     pub(super) missing: BTreeSet<String>,
-    /// With what each takes, in bytes.
-    pub(super) waiting: VecDeque<(usize, Response)>,
+    pub(super) waiting: VecDeque<Waiting>,
+}
+
+/// A response that Envoy has not answered.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    /// What it takes, in bytes.
+    pub(super) bytes: usize,
+    pub(super) nonce: String,
+    /// `None`: it cannot be read, though Envoy may take it.
+    pub(super) response: Option<Response>,
 }
 
 impl Asked {
@@ -49,12 +58,12 @@ impl Asked {
         self.names.extend(request.names.iter().cloned());
         if first {
             self.all = request.names.is_empty() || request.names.iter().any(|name| name == "*");
-            let had = request.has.iter().map(|(name, _)| name);
-            let is_here = |name: &str| kept.is_some_and(|set| set.names.contains_key(name));
-            let missing =
-                had.clone().filter(|name| !is_here(name) && (self.all || self.names.contains(*name)));
-            self.missing = missing.cloned().collect();
-            self.had = Some(had.cloned().collect());
+            let mine = request.has.iter().filter(|(name, _)| self.all || self.names.contains(name));
+            self.missing = match kept {
+                Some(set) => set.lacks(mine),
+                None => mine.map(|(name, _)| name.clone()).collect(),
+            };
+            self.had = Some(request.has.iter().map(|(name, _)| name.clone()).collect());
         }
         for name in &request.dropped {
             self.names.remove(name);

@@ -24,6 +24,10 @@ pub(super) struct Place {
 }
 
 impl Place {
+    pub(super) fn block(self) -> u32 {
+        self.block
+    }
+
     pub(super) fn write(self, out: &mut impl Write) -> io::Result<()> {
         [self.block, self.at, self.len].into_iter().try_for_each(|n| number(out, n))
     }

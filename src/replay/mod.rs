@@ -16,8 +16,11 @@
 //!
 //! * Bytes are kept as they came, never re-encoded, and only once Envoy has accepted the response they came in. What
 //!   was rejected never enters; what was removed, or is no longer asked for, leaves.
-//! * What Envoy is answered is what it would have been told by istiod last: clusters before endpoints, listeners,
+//! * An Envoy that comes without anything is told what the last Envoy had accepted: clusters before endpoints, listeners,
 //!   routes, extensions and the rest, with nonces that istiod never sees.
+//! * What Envoy has is never taken away or set back: the last push may have come without its answer being heard, and a file
+//!   may be old. Of a type of which it has something it is told only what it asks for by name and has not; in SotW, whose
+//!   first request of a type does not say which of its names Envoy has, only what it asks for later.
 //! * After the hand-over Envoy has what istiod has: delta streams name what Envoy holds, SotW streams ask for all.
 //!
 //! Uses only what every part may use.

@@ -1,8 +1,9 @@
 //! The resources of one type, by name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::blocks::{Blocks, Place};
+use super::read;
 
 /// What there is of one type.
 #[derive(Debug, Clone, Default)]
@@ -30,6 +31,32 @@ impl Set {
         if let Some(old) = self.names.remove(name) {
             self.blocks.free(old);
         }
+    }
+
+    /// Which of these delta resources are not here in this version. One block is unpacked at a time; what cannot be read is not
+    /// here.
+    pub(super) fn lacks<'a>(&self, has: impl Iterator<Item = &'a (String, String)>) -> BTreeSet<String> {
+        let mut lacks = BTreeSet::new();
+        let mut here: BTreeMap<u32, Vec<(Place, &(String, String))>> = BTreeMap::new();
+        for had in has {
+            match self.names.get(had.0.as_str()) {
+                Some(place) => here.entry(place.block()).or_default().push((*place, had)),
+                None => {
+                    lacks.insert(had.0.clone());
+                }
+            }
+        }
+        for all in here.into_values() {
+            let places: Vec<Place> = all.iter().map(|(place, _)| *place).collect();
+            let mut bodies = self.blocks.read(&places).unwrap_or_default().into_iter();
+            for (_, (name, version)) in all {
+                let kept = bodies.next().and_then(|body| read::version(&body).ok());
+                if kept.as_ref() != Some(version) {
+                    lacks.insert(name.clone());
+                }
+            }
+        }
+        lacks
     }
 
     /// Removes those that are not to be kept.

@@ -1,11 +1,14 @@
 //! One stream of Envoy's, answered from the store while istiod is away, and handed over to istiod.
+//!
+//! The store may be behind a living Envoy: a stream can end before istiod's last push is answered, a file is older than what
+//! runs. So of a type of which Envoy has something it is told nothing but what it asks for by name and has not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
 use super::read::{self, ENTRY, HELD, Request, Response, Unread, weight};
-use super::{Mode, Store, Strip, rank};
+use super::{CLUSTER, LISTENER, Mode, Store, Strip, rank};
 
 /// The state of the stream.
 #[derive(Debug)]
@@ -16,6 +19,8 @@ pub struct StandIn {
     sent: u64,
     node: Option<Bytes>,
     asked: BTreeMap<String, Asked>,
+    /// Envoy has come without anything, of whatever type.
+    bare: bool,
     /// What istiod was told when it was asked in Envoy's name.
     told: Option<BTreeMap<String, BTreeSet<String>>>,
     /// What has come, at most, since all that is held was weighed.
@@ -30,9 +35,11 @@ struct Asked {
     pristine: Option<Bytes>,
     all: bool,
     names: BTreeSet<String>,
-    // What Envoy has, with the version: of delta resources, or of the whole type under an empty name.
+    // Envoy had something of it when it came.
+    lives: bool,
+    // What Envoy has, with the version (delta).
     has: BTreeMap<String, String>,
-    // Names that must be answered whatever Envoy has.
+    // Names that Envoy waits for.
     wanted: BTreeSet<String>,
     due: bool,
     // No answer has been given.
@@ -55,7 +62,8 @@ impl StandIn {
     /// For a stream of this mode. `mark` begins every nonce; nothing of istiod's begins so.
     #[must_use]
     pub fn new(mode: Mode, mark: String) -> Self {
-        Self { mode, mark, sent: 0, node: None, asked: BTreeMap::new(), told: None, unweighed: 0 }
+        let asked = BTreeMap::new();
+        Self { mode, mark, sent: 0, node: None, asked, bare: true, told: None, unweighed: 0 }
     }
 
     /// Takes a request of Envoy's. Gives the type it rejects, where it does.
@@ -76,11 +84,14 @@ impl StandIn {
             *asked =
                 Asked { place, pristine: Some(message.clone()), due: true, new: true, ..Asked::default() };
             asked.all = request.names.is_empty() || request.names.iter().any(|name| name == "*");
-            if self.mode == Mode::Sotw && !request.version.is_empty() {
-                asked.has.insert(String::new(), request.version.clone());
+            asked.lives = !(request.has.is_empty() && request.version.is_empty());
+            self.bare &= !asked.lives;
+            asked.has = request.has.into_iter().collect();
+            asked.names = request.names.into_iter().collect();
+            if self.mode == Mode::Delta {
+                let has = |name: &String| name == "*" || asked.has.contains_key(name);
+                asked.wanted = asked.names.iter().filter(|name| !has(name)).cloned().collect();
             }
-            asked.has.extend(request.has.iter().cloned());
-            asked.names = request.names.iter().cloned().collect();
             return Ok(None);
         }
         asked.answered(&request);
@@ -113,11 +124,11 @@ impl StandIn {
             let due = self.asked.iter().filter(|(_, asked)| asked.due && asked.open.is_none());
             let next = due.min_by_key(|(type_url, asked)| (rank(type_url), asked.place));
             let Some(type_url) = next.map(|(type_url, _)| type_url.clone()) else { return Ok(None) };
-            let (mode, nonce) = (self.mode, format!("{}{}", self.mark, self.sent + 1));
+            let (mode, bare, nonce) = (self.mode, self.bare, format!("{}{}", self.mark, self.sent + 1));
             let Some(asked) = self.asked.get_mut(&type_url) else { return Ok(None) };
             asked.due = false;
             let response = match mode {
-                Mode::Delta => asked.answer_delta(&type_url, nonce, store)?,
+                Mode::Delta => asked.answer_delta(&type_url, nonce, store, bare)?,
                 Mode::Sotw => asked.answer_sotw(&type_url, nonce, store)?,
             };
             asked.new = false;
@@ -245,11 +256,13 @@ impl Asked {
     fn delta(&mut self, request: &Request) {
         for name in &request.dropped {
             self.names.remove(name);
-            self.has.remove(name);
             self.wanted.remove(name);
+            if !self.all {
+                self.has.remove(name);
+            }
         }
         self.names.extend(request.names.iter().cloned());
-        self.wanted.extend(request.names.iter().cloned());
+        self.wanted.extend(request.names.iter().filter(|name| *name != "*").cloned());
         if !(request.names.is_empty() && request.dropped.is_empty()) {
             self.pristine = None;
         }
@@ -260,34 +273,48 @@ impl Asked {
         let names: BTreeSet<String> = request.names.iter().cloned().collect();
         if names != self.names {
             self.pristine = None;
-            self.due |= names.difference(&self.names).next().is_some();
+            self.wanted.retain(|name| names.contains(name));
+            self.wanted.extend(names.difference(&self.names).cloned());
+            self.due |= !self.wanted.is_empty();
             self.names = names;
         }
     }
 
-    fn answer_delta(&mut self, of: &str, nonce: String, store: &Store) -> std::io::Result<Option<Response>> {
+    // Nothing has been said of it to an Envoy that came without any: it is told all there is.
+    fn begins(&self) -> bool {
+        self.new && !self.lives
+    }
+
+    fn answer_delta(
+        &mut self,
+        of: &str,
+        nonce: String,
+        store: &Store,
+        bare: bool,
+    ) -> std::io::Result<Option<Response>> {
         let wanted = std::mem::take(&mut self.wanted);
         let known: BTreeSet<&str> = store.names(of).collect();
-        let mine = |name: &str| self.all || self.names.contains(name);
+        let begins = self.begins();
+        let mine = |name: &str| wanted.contains(name) || begins && self.all;
         let candidates = known.iter().copied().filter(|name| mine(name));
         let mut resources = Vec::new();
         let mut brings = Vec::new();
         for (name, body) in store.resources(of, candidates)? {
             let version = read::version(&body).unwrap_or_default();
-            if wanted.contains(&name) || self.has.get(&name) != Some(&version) {
-                brings.push((name.clone(), version));
-                resources.push((name, body));
+            // One that came with all of them stays as it is when it is asked for by name, too.
+            if self.all && self.has.get(&name).is_some_and(|has| *has != version) {
+                continue;
             }
+            brings.push((name.clone(), version));
+            resources.push((name, body));
         }
-        // What Envoy has and should not, and what it asks for and there is not.
-        let gone = self.has.keys().filter(|name| !known.contains(name.as_str()));
-        let news = if self.new { &self.names } else { &wanted };
-        let missing = news.iter().filter(|name| *name != "*" && !known.contains(name.as_str()));
-        let removed: BTreeSet<&String> =
-            if store.knows(of) || !self.all { gone.chain(missing).collect() } else { BTreeSet::new() };
-        let removed: Vec<String> = removed.into_iter().cloned().collect();
+        // What is asked for and there is not: an Envoy that starts need not wait for it. One that lives goes on with what it
+        // has until istiod has the word.
+        let tells = bare && (store.knows(of) || !self.all);
+        let missing = |name: &String| tells && !known.contains(name.as_str());
+        let removed: Vec<String> = wanted.iter().filter(|name| missing(name)).cloned().collect();
         let nothing = resources.is_empty() && removed.is_empty();
-        if nothing && !(self.new && self.has.is_empty()) {
+        if nothing && !(begins && (bare || self.all)) {
             return Ok(None);
         }
         self.pristine = None;
@@ -296,21 +323,24 @@ impl Asked {
     }
 
     fn answer_sotw(&mut self, of: &str, nonce: String, store: &Store) -> std::io::Result<Option<Response>> {
-        let version = store.version(of).to_owned();
-        if !store.knows(of) || (self.new && self.has.get("") == Some(&version)) {
+        let wanted = std::mem::take(&mut self.wanted);
+        // What is not in an answer of these is removed by it.
+        let whole = self.all || of == CLUSTER || of == LISTENER;
+        if !store.knows(of) || whole && self.lives {
             return Ok(None);
         }
-        let names = store.names(of).filter(|name| self.all || self.names.contains(*name));
+        let asked = if whole || self.begins() { &self.names } else { &wanted };
+        let names = store.names(of).filter(|name| self.all || asked.contains(*name));
         let resources = store.resources(of, names)?;
         if resources.is_empty() && !self.all {
             return Ok(None);
         }
         self.pristine = None;
-        self.open = Some(Open {
-            nonce: nonce.clone(),
-            brings: vec![(String::new(), version.clone())],
-            removes: Vec::new(),
-        });
+        self.open = Some(Open { nonce: nonce.clone(), brings: Vec::new(), removes: Vec::new() });
+        let version = store.version(of).to_owned();
         Ok(Some(Response { type_url: of.to_owned(), nonce, version, resources, ..Response::default() }))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::asked::Stream;
+use super::asked::{Stream, Waiting};
 use super::blocks::Place;
 use super::read::{self, ENTRY, HELD, Request, Response, Unread};
 use super::set::Set;
@@ -24,6 +24,8 @@ pub struct Store {
     // What others read meanwhile stays as it is.
     pub(super) types: BTreeMap<String, Arc<Set>>,
     stream: Option<Stream>,
+    /// It was whole when this stream began.
+    was_whole: bool,
     /// This stream and those before it have brought something that is not here: what they bring still is no whole.
     spoiled: Option<u64>,
     overflowed: bool,
@@ -35,7 +37,7 @@ impl Store {
     #[must_use]
     pub fn new(most: usize) -> Self {
         let (mode, types, stream, spoiled) = (None, BTreeMap::new(), None, None);
-        Self { most, mode, types, stream, spoiled, overflowed: false, changes: 0 }
+        Self { most, mode, types, stream, was_whole: false, spoiled, overflowed: false, changes: 0 }
     }
 
     // Names of one stream, and of one request, at most, in bytes: as much as all else, and no less than the stand-in holds.
@@ -59,6 +61,7 @@ impl Store {
             }
         };
         if self.stream.as_ref().is_none_or(|s| s.id < id) {
+            self.was_whole = self.is_whole();
             self.stream = Some(Stream { id, mode, asked: BTreeMap::new(), unweighed: 0 });
         }
         let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return true };
@@ -85,11 +88,9 @@ impl Store {
         if request.nonce.is_empty() {
             return true;
         }
-        let answered = self.answered(&request);
-        if let Some(response) = answered
-            && self.take(&response).is_err()
-        {
-            // Half a set is none.
+        let Some(accepted) = self.answered(&request) else { return true };
+        // Half a set is none.
+        if !accepted.response.is_some_and(|response| self.take(&response).is_ok()) {
             self.lost(id);
         }
         true
@@ -99,8 +100,9 @@ impl Store {
     /// has not answered, which are not compressed; if not, what is kept is given up as by [`Self::lost`].
     pub fn response(&mut self, id: u64, mode: Mode, message: &Bytes) -> bool {
         let response = match read::response(mode, message) {
-            Ok(response) => response,
-            Err(Unread::Malformed(_)) => return true,
+            Ok(response) => Ok(response),
+            // Of both forms: type and nonce stand in the same fields.
+            Err(Unread::Malformed(_)) => Err(read::answers(Mode::Sotw, message).unwrap_or_default()),
             // What is kept would no longer be what Envoy has.
             Err(Unread::TooMuch) => {
                 self.lost(id);
@@ -108,10 +110,14 @@ impl Store {
             }
         };
         let Some(stream) = self.stream.as_mut().filter(|s| s.id == id) else { return true };
-        let Some(asked) = stream.asked.get_mut(&response.type_url) else { return true };
-        let bytes = (message.len() + response.resources.len() * ENTRY).max(LEAST);
-        asked.waiting.push_back((bytes, response));
-        let all: usize = stream.asked.values().flat_map(|asked| &asked.waiting).map(|(bytes, _)| bytes).sum();
+        let (type_url, nonce, resources) = match &response {
+            Ok(response) => (&response.type_url, &response.nonce, response.resources.len()),
+            Err((type_url, nonce)) => (type_url, nonce, 0),
+        };
+        let Some(asked) = stream.asked.get_mut(type_url) else { return true };
+        let (bytes, nonce) = ((message.len() + resources * ENTRY).max(LEAST), nonce.clone());
+        asked.waiting.push_back(Waiting { bytes, nonce, response: response.ok() });
+        let all: usize = stream.asked.values().flat_map(|asked| &asked.waiting).map(|each| each.bytes).sum();
         // One alone has its own bound.
         let fits = all - bytes <= self.most.max(HELD);
         if !fits {
@@ -128,13 +134,13 @@ impl Store {
     }
 
     // The response that Envoy has accepted with this request.
-    fn answered(&mut self, request: &Request) -> Option<Response> {
+    fn answered(&mut self, request: &Request) -> Option<Waiting> {
         let stream = self.stream.as_mut()?;
         let waiting = &mut stream.asked.get_mut(&request.type_url)?.waiting;
-        let place = waiting.iter().position(|(_, r)| r.nonce == request.nonce)?;
+        let place = waiting.iter().position(|each| each.nonce == request.nonce)?;
         // Answers come in order: what was passed over will not be answered any more.
-        let (_, response) = waiting.drain(..=place).next_back()?;
-        (!request.rejects).then_some(response)
+        let answered = waiting.drain(..=place).next_back()?;
+        (!request.rejects).then_some(answered)
     }
 
     fn take(&mut self, response: &Response) -> std::io::Result<()> {
@@ -214,15 +220,16 @@ impl Store {
         self.overflowed
     }
 
-    /// Whether Envoy could serve with what is kept: it has clusters and listeners, and all that the last Envoy had.
+    /// Whether Envoy could serve with what is kept: it has clusters and listeners, and all that the last Envoy had. Until istiod
+    /// has said something of a type, what was kept before is still one piece.
     #[must_use]
     pub(crate) fn is_whole(&self) -> bool {
+        let asked = self.stream.iter().flat_map(|stream| &stream.asked);
         [CLUSTER, LISTENER].iter().all(|of| self.types.contains_key(*of))
-            && self
-                .stream
-                .iter()
-                .flat_map(|stream| stream.asked.values())
-                .all(|asked| asked.missing.is_empty())
+            && asked.into_iter().all(|(of, asked)| {
+                asked.missing.is_empty()
+                    || self.was_whole && asked.had.is_some() && self.types.contains_key(of)
+            })
     }
 
     /// Which form of the protocol it is kept in.
@@ -387,6 +394,50 @@ mod tests {
                 store.request(1, Mode::Delta, &read::write_request(Mode::Delta, &accepted));
             }
             assert_eq!(store.names(CLUSTER).count(), if fit { responses } else { 0 }, "all of them or none");
+        }
+    }
+
+    // Of the store's changes Envoy has one more than was heard, and istiod need not say it again.
+    #[test]
+    fn what_envoy_has_in_another_version_is_missed_once_istiod_has_spoken() {
+        let mut store = Store::new(1 << 20);
+        opened(&mut store, 1, &[]);
+        brought(&mut store, 1, &["a", "b"], 10);
+        // All have none.
+        for (version, is_whole) in [("", true), ("2", false)] {
+            let id = if is_whole { 2 } else { 3 };
+            for of in [CLUSTER, LISTENER] {
+                let has = [("a", ""), ("b", version)].map(|(name, of)| (name.to_owned(), of.to_owned()));
+                let request = Request { type_url: of.to_owned(), has: has.into(), ..Request::default() };
+                store.request(id, Mode::Delta, &read::write_request(Mode::Delta, &request));
+            }
+            assert!(store.is_whole(), "it is what it was");
+            brought(&mut store, id, &["a"], 10);
+            assert_eq!(store.is_whole(), is_whole);
+        }
+        brought(&mut store, 3, &["b"], 10);
+        assert!(store.is_whole());
+    }
+
+    #[test]
+    fn what_cannot_be_read_makes_no_whole_if_envoy_takes_it() {
+        for accepts in [false, true] {
+            let mut store = Store::new(1 << 20);
+            opened(&mut store, 1, &[]);
+            brought(&mut store, 1, &["a"], 10);
+            let (type_url, nonce) = (CLUSTER.to_owned(), "m".to_owned());
+            let rest =
+                read::write_response(&Response { type_url, nonce: nonce.clone(), ..Response::default() });
+            // A resource whose name is no text.
+            store.response(1, Mode::Delta, &[&[0x12, 3, 0x1a, 1, 0xff][..], &rest].concat().into());
+            assert!(store.is_whole());
+            let answer = Request { type_url: CLUSTER.to_owned(), nonce, ..Request::default() };
+            let mut answer = read::write_request(Mode::Delta, &answer).to_vec();
+            if !accepts {
+                answer.extend([0x3a, 0]);
+            }
+            store.request(1, Mode::Delta, &answer.into());
+            assert_eq!(store.is_whole(), !accepts);
         }
     }
 

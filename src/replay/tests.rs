@@ -116,11 +116,15 @@ impl Envoy {
                 let version = version_of(mode, body);
                 let before = self.have[of].get(name).copied().unwrap_or(0);
                 assert!(version >= before, "{name} went back from {before} to {version}");
+                let from_memory = response.nonce.starts_with(MARK);
+                assert!(!from_memory || before == 0 || version == before, "what it has is istiod's");
                 if comes_all(of) || wants.contains(name) {
                     now.insert(name.clone(), version);
                 }
             }
             now.retain(|name, _| comes_all(of) || wants.contains(name));
+            let has_gone = self.have[of].keys().any(|name| !now.contains_key(name));
+            assert!(!has_gone || !response.nonce.starts_with(MARK), "memory takes nothing away");
             self.have[of] = now;
         }
         let mut answer = Request { type_url: response.type_url, nonce: response.nonce, ..Request::default() };
@@ -172,6 +176,8 @@ struct World {
     before: [Have; TYPES],
     // Something was not noted, ever.
     lost: bool,
+    // Envoy has taken something of a type that was not heard, and istiod has not spoken since.
+    behind: [bool; TYPES],
 }
 
 #[derive(Debug, Clone)]
@@ -187,6 +193,8 @@ enum Op {
     Answered,
     // The agent has not noted something.
     Lost,
+    // Envoy takes something, and its stream ends before that is heard.
+    Unheard,
 }
 
 impl World {
@@ -208,6 +216,7 @@ impl World {
             flight: VecDeque::new(),
             before: Default::default(),
             lost: false,
+            behind: Default::default(),
         }
     }
 
@@ -328,6 +337,7 @@ impl World {
         if fresh {
             self.before = std::array::from_fn(|of| self.stored(of));
             self.envoy = Envoy::default();
+            self.behind = Default::default();
         }
         self.id += 1;
         (self.istiod, self.stand_in, self.strip, self.waiting) = (None, None, None, false);
@@ -350,6 +360,9 @@ impl World {
         let from_memory = read::response(self.mode, &message).unwrap().nonce.starts_with(MARK);
         // What was accepted once is accepted again.
         let requests = self.envoy.receive(self.mode, &message, accept || from_memory);
+        if accept && !from_memory {
+            self.behind[rank(&read::response(self.mode, &message).unwrap().type_url)] = false;
+        }
         self.hear_envoy(requests);
     }
 
@@ -384,6 +397,16 @@ impl World {
                     requests.into_iter().for_each(|message| self.tell_istiod(message));
                 }
             }
+            Op::Unheard => {
+                let Some(message) = self.flight.pop_front() else { return };
+                let of = rank(&read::response(self.mode, &message).unwrap().type_url);
+                self.envoy.receive(self.mode, &message, true);
+                // With a cluster goes what it named.
+                self.behind[of] = true;
+                self.behind[(of / 2) * 2 + 1] = true;
+                self.lost = true;
+                self.stream(false);
+            }
             // Memory says nothing once it is not whole.
             Op::Lost if self.stand_in.is_some() => {}
             Op::Lost => {
@@ -411,6 +434,9 @@ impl World {
             return;
         }
         for (of, type_url) in ORDER.iter().enumerate().take(TYPES) {
+            if self.behind[of] {
+                continue;
+            }
             let stored = self.stored(of);
             if self.envoy.accepted[of] && self.stand_in.is_none() {
                 let (mut stored, has) = (self.wanted(of, &stored), self.wanted(of, &self.envoy.have[of]));
@@ -461,6 +487,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Back),
         2 => Just(Op::Answered),
         1 => Just(Op::Lost),
+        2 => Just(Op::Unheard),
     ]
 }
 

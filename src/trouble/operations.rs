@@ -99,7 +99,7 @@ table are there with `METRICS_DETAILS=true`. A family appears with its first sam
 | `istio_agent_xds_holds` | `result` | Envoy's streams that were held, by how it ended |
 | `istio_agent_xds_stalls` | `leg`: Envoy, istiod | times that bytes waited for ten seconds and a leg of the relay did not move |
 | `istio_agent_xds_aged_streams` | | streams to istiod that `XDS_STREAM_MAX_AGE` ended |
-| `istio_agent_xds_replay_serving` | | Envoy's streams that are answered from memory now (`XDS_REPLAY`) |
+| `istio_agent_xds_replay_serving` | | Envoy's streams that are answered from memory now (`XDS_REPLAY`); one that has all it asks for is not |
 | `istio_agent_xds_replay_streams` | `result`: ended, handed over | Envoy's streams that were answered from memory |
 | `istio_agent_xds_replay_bytes` | `of`: config, memory | the last good configuration: its own size, and what it takes |
 | `istio_agent_xds_replay_resources` | | resources of the last good configuration |

@@ -117,7 +117,7 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
     let mark = format!("memory-{:08x}-", rand::random::<u32>());
     let mut envoy = StandIn::new(protocol.mode(), mark);
     let mut messages = Messages::new(shared.config.max_request);
-    let mut serving: Option<Serving> = None;
+    let (mut speaks, mut serving): (bool, Option<Serving>) = (false, None);
     let tried = AtomicU64::new(*shared.wake.borrow());
     let mut way = Way::Idle;
     let mut mouth = Mouth::Silent(reply);
@@ -130,11 +130,9 @@ pub(super) async fn run(sides: Sides<'_>, memory: &Arc<Memory>) -> Result<Answer
         if matches!(way, Way::Idle) && envoy.is_asked() {
             way = Way::Dialling(Box::pin(dial(shared, protocol, &tried)));
         }
-        if is_due && envoy.is_asked() && serving.is_none() {
-            serving = Some(memory.serve(shared.upstream.address()));
-        }
-        if serving.is_some() {
-            (mouth, envoy) = say(mouth, shared, memory, envoy, over.as_mut()).await?;
+        speaks |= is_due && envoy.is_asked();
+        if speaks {
+            (mouth, envoy) = say(mouth, shared, memory, envoy, &mut serving, over.as_mut()).await?;
         }
         match next(&mut mouth, inbox, &mut way, due.as_mut(), is_due, over.as_mut()).await {
             Event::Over(ended) => return Err(ended),
@@ -360,6 +358,7 @@ async fn say<'a>(
     shared: &'a Shared,
     memory: &Arc<Memory>,
     envoy: StandIn,
+    serving: &mut Option<Serving>,
     over: Pin<&mut impl Future<Output = Ended>>,
 ) -> Result<(Mouth<'a>, StandIn), Ended> {
     let Mouth::Silent(reply) = mouth else { return Ok((mouth, envoy)) };
@@ -376,6 +375,8 @@ async fn say<'a>(
         Ended::envoy(Status::internal(format!("the last good configuration cannot be read: {error}")))
     })?;
     let Some(answer) = answer else { return Ok((Mouth::Silent(reply), envoy)) };
+    // One that has all it asks for goes on with what it has.
+    serving.get_or_insert_with(|| memory.serve(shared.upstream.address()));
     reply.open().map_err(|error| Ended::envoy(end_status::of_downstream(&error)))?;
     let words: BoxFuture<'a, _> = Box::pin(async move {
         let mut sink = Sink { stream: &mut *reply, leg: Leg::Envoy, shared, progress: Default::default() };

@@ -5,6 +5,7 @@ mod limits;
 mod same;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use envoy_types::pb::envoy::service::discovery::v3::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
@@ -300,6 +301,80 @@ async fn in_the_older_protocol_istiod_is_asked_for_everything() {
     let asked = DiscoveryRequest::decode(&request(&mut istiod).await.raw[..]).unwrap();
     assert_eq!((asked.resource_names, asked.response_nonce.as_str()), (vec!["z".to_owned()], ""));
     assert_eq!(asked.version_info, "");
+    world.agent.stop().await;
+}
+
+// How long nothing is said that must not be.
+const QUIET: Duration = Duration::from_secs(2);
+
+// Of a push whose answer nobody has heard Envoy has everything, whatever an agent has noted of it.
+#[tokio::test]
+async fn what_envoy_has_is_left_alone_while_istiod_is_away() {
+    let mut world = world().await;
+    let (mut envoy, mut istiod) = world.delta().await;
+    for (type_url, nonce, name) in [(CDS, "c1", "a"), (LDS, "l1", "l")] {
+        envoy.send(&ask_delta(type_url));
+        request(&mut istiod).await;
+        let news = delta(type_url, nonce, &[resource(type_url, name, "1")], &[]);
+        told(&mut envoy, &mut istiod, &news, true).await;
+    }
+    let news = delta(CDS, "c2", &[resource(CDS, "a", "2"), resource(CDS, "c", "2")], &[]);
+    istiod.responses.delta(&news).await.unwrap();
+    assert_eq!(envoy.next().await.unwrap(), news);
+    world.mock.down().await;
+    envoy.end().await;
+    let mut has = BTreeMap::from([(CDS, vec![("a", "2"), ("c", "2")]), (LDS, vec![("l", "1")])]);
+    let mut envoy = world.envoy().await.delta_ads();
+    for (type_url, all) in &has {
+        let has = all.iter().map(|(name, version)| ((*name).to_owned(), (*version).to_owned()));
+        envoy
+            .send(&DeltaDiscoveryRequest { initial_resource_versions: has.collect(), ..ask_delta(type_url) });
+    }
+    while let Ok(Ok(response)) = tokio::time::timeout(QUIET, envoy.next()).await {
+        let has = has.get_mut(response.type_url.as_str()).unwrap();
+        assert!(response.removed_resources.is_empty(), "{response:?}");
+        let same = |r: &Resource| has.contains(&(r.name.as_str(), r.version.as_str()));
+        assert!(response.resources.iter().all(same), "{response:?}");
+    }
+    // Istiod's word is another matter.
+    world.mock.up().await.unwrap();
+    let mut istiod = world.istiod().await;
+    let asked = DeltaDiscoveryRequest::decode(&request(&mut istiod).await.raw[..]).unwrap();
+    assert_eq!(asked.initial_resource_versions.len(), 2);
+    let news = delta(CDS, "i1", &[resource(CDS, "a", "3")], &["c"]);
+    istiod.responses.delta(&news).await.unwrap();
+    assert_eq!(envoy.next().await.unwrap(), news);
+    world.agent.stop().await;
+}
+
+#[tokio::test]
+async fn and_so_it_is_in_the_older_protocol() {
+    let mut world = world().await;
+    let (mut envoy, mut istiod) = world.sotw().await;
+    for (type_url, nonce) in [(CDS, "c1"), (LDS, "l1")] {
+        envoy.send(&ask(type_url));
+        request(&mut istiod).await;
+        pushed(&mut envoy, &mut istiod, &sotw(type_url, nonce, "7", &["a"])).await;
+    }
+    let news = sotw(CDS, "c2", "8", &["a", "c"]);
+    istiod.responses.sotw(&news).await.unwrap();
+    assert_eq!(envoy.next().await.unwrap(), news);
+    world.mock.down().await;
+    envoy.end().await;
+    let mut envoy = world.envoy().await.ads();
+    for (type_url, version) in [(CDS, "8"), (LDS, "7")] {
+        envoy.send(&DiscoveryRequest { version_info: version.to_owned(), ..ask(type_url) });
+    }
+    while let Ok(Ok(response)) = tokio::time::timeout(QUIET, envoy.next()).await {
+        assert_eq!((response.type_url.as_str(), response.version_info.as_str()), (LDS, "7"));
+        envoy.send(&ack(&response));
+    }
+    world.mock.up().await.unwrap();
+    let mut istiod = world.istiod().await;
+    assert_eq!(request(&mut istiod).await.type_url, CDS);
+    let news = sotw(CDS, "i1", "9", &["c"]);
+    istiod.responses.sotw(&news).await.unwrap();
+    assert_eq!(envoy.next().await.unwrap(), news);
     world.agent.stop().await;
 }
 

@@ -16,10 +16,9 @@ fn many() -> Vec<String> {
     (0..3000).map(|n| format!("outbound|8080||service-{n:04}.namespace.svc.cluster.local")).collect()
 }
 
-// A first request of an Envoy that has them all, in an older version.
+// A first request of an Envoy that has none of them.
 fn first(names: &[String]) -> DeltaDiscoveryRequest {
-    let has = names.iter().map(|name| (name.clone(), "0".to_owned()));
-    DeltaDiscoveryRequest { initial_resource_versions: has.collect(), ..delta_request(CDS) }
+    subscription(CDS, names.to_vec(), Vec::new())
 }
 
 #[tokio::test]
@@ -56,7 +55,7 @@ async fn what_istiod_had_not_read_when_it_answered_is_told_to_its_end() {
     istiod.push(&news).await;
     assert_eq!(envoy.delta().await, news);
     let asked = istiod.delta().await;
-    assert_eq!((asked.type_url.as_str(), asked.initial_resource_versions.len()), (CDS, names.len()));
+    assert_eq!((asked.type_url.as_str(), asked.resource_names_subscribe.len()), (CDS, names.len()));
     assert_eq!(istiod.delta().await.type_url, types::LISTENER);
     assert_eq!(istiod.delta().await.type_url, types::PROXY_CONFIG);
     envoy.send(&delta_answer(CDS, "i1")).await;
@@ -300,4 +299,48 @@ async fn what_gets_too_old_while_it_is_served_is_given_up() {
     let (code, text) = envoy.status().await;
     assert_eq!(code, Code::Unavailable);
     assert!(text.contains("too old"), "{text}");
+}
+
+// The stream of an Envoy whose last push was not answered any more, with what it has.
+async fn ahead(rig: &mut Rig) -> Envoy {
+    rig.filled(&["a".to_owned(), "b".to_owned()]).await;
+    rig.way.open.store(false, Ordering::SeqCst);
+    let mut envoy = rig.envoy(Protocol::Delta).await;
+    let has = [("a".to_owned(), "2".to_owned()), ("c".to_owned(), "2".to_owned())];
+    envoy.send(&DeltaDiscoveryRequest { initial_resource_versions: has.into(), ..delta_request(CDS) }).await;
+    envoy
+}
+
+#[tokio::test]
+async fn an_envoy_that_lives_is_told_what_it_waits_for_and_nothing_else() {
+    let mut rig = Rig::with(|c| c.replay = Some(replay())).await;
+    let mut envoy = ahead(&mut rig).await;
+    // Of which it has nothing: answered, and after clusters.
+    envoy.send(&delta_request(types::LISTENER)).await;
+    let told = envoy.delta().await;
+    assert_eq!((told.type_url.as_str(), told.resources.len()), (types::LISTENER, 1));
+    assert_eq!(rig.metric("xds_replay_serving", None), 1.0);
+    envoy.send(&delta_answer(types::LISTENER, &told.nonce)).await;
+    // With istiod back its word is all there is.
+    rig.way.open.store(true, Ordering::SeqCst);
+    rig.news.send(1).unwrap();
+    let mut istiod = rig.istiod().await;
+    assert_eq!(istiod.delta().await.initial_resource_versions.len(), 2);
+    let news = delta(CDS, "i1", &["b".to_owned()], "3");
+    istiod.push(&news).await;
+    assert_eq!(envoy.delta().await, news);
+}
+
+#[tokio::test]
+async fn an_envoy_that_has_everything_is_not_served_from_memory() {
+    let mut rig = Rig::with(|c| c.replay = Some(replay())).await;
+    let mut envoy = ahead(&mut rig).await;
+    rig.eventually("istiod is dialled", || rig.metric("xds_dials", Some("failed")) >= 1.0).await;
+    assert_eq!(rig.metric("xds_replay_serving", None), 0.0);
+    rig.way.open.store(true, Ordering::SeqCst);
+    rig.news.send(1).unwrap();
+    let mut istiod = rig.istiod().await;
+    let news = delta(CDS, "i1", &["b".to_owned()], "3");
+    istiod.push(&news).await;
+    assert_eq!(envoy.delta().await, news, "the first that it hears");
 }
