@@ -18,7 +18,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::Fuse;
 use prometheus::{IntCounterVec, IntGaugeVec};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tonic::{Code, Status};
 
 use self::file::File;
@@ -83,6 +83,8 @@ pub(super) struct Memory {
     store: Mutex<Store>,
     // Locked for moments only.
     glance: Mutex<Glance>,
+    // It has changed.
+    news: watch::Sender<()>,
     // Unbounded, but not in bytes: see `queued`.
     events: mpsc::UnboundedSender<Event>,
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
@@ -171,6 +173,7 @@ impl Memory {
         Self {
             store: Mutex::new(Store::new(config.most)),
             glance: Mutex::default(),
+            news: watch::Sender::default(),
             inherited: Mutex::new(config.left.take()),
             config,
             events,
@@ -319,6 +322,7 @@ impl Memory {
         let (_, resources) = store.raw();
         let (whole, mode, changes) = (store.is_whole(), store.mode(), store.changes());
         *self.glance.lock().expect("no panic holds this lock") = Glance { whole, mode, resources, changes };
+        let _ = self.news.send(());
     }
 
     fn glance(&self) -> Glance {

@@ -1,12 +1,13 @@
 //! The life of one Envoy stream: registered, dialled for (and held, if need be), relayed, ended.
 
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use tokio::time::Instant;
@@ -89,6 +90,7 @@ pub(super) async fn serve(
         ends_at: held.as_ref().map(|_| Instant::now() + hold),
         replaced,
         again: false,
+        memory: Box::pin(pending()),
     };
     let status = match caught("xds stream", session.run(&stop)).await {
         Ok(status) => status,
@@ -151,6 +153,8 @@ struct EnvoyStream<'a> {
     replaced: Stop,
     // It was tried again, since istiod had not looked at it.
     again: bool,
+    // Memory could stand in now, and could not before. Told once, which ends the stream.
+    memory: BoxFuture<'static, ()>,
 }
 
 impl EnvoyStream<'_> {
@@ -292,7 +296,11 @@ impl EnvoyStream<'_> {
     async fn stood_in(&mut self) -> Result<Option<Link>, Ended> {
         let (shared, protocol) = (self.stream.shared, self.stream.protocol);
         let Some(memory) = &shared.memory else { return Ok(None) };
-        if !memory.can_serve(protocol).await || self.inbox.is_proxyless(FIRST_REQUEST).await {
+        let can_serve = memory.can_serve(protocol).await;
+        if !can_serve && self.ends_at.is_some() && !self.inbox.proxyless() {
+            self.memory = Box::pin(memory.clone().comes_to_serve(protocol));
+        }
+        if !can_serve || self.inbox.is_proxyless(FIRST_REQUEST).await {
             return Ok(None);
         }
         let sides = Sides {
@@ -313,7 +321,19 @@ impl EnvoyStream<'_> {
         tracing::debug!(target: "xdsproxy", stream = self.stream.id, "connected to {} at {}",
             shared.upstream.address(), link.peer);
         let mut open = Open { stream: &self.stream, ended: false };
-        let ended = exchange(&self.stream, &mut self.inbox, self.reply, link, &self.replaced).await;
+        let (stream, memory) = (&self.stream, &mut self.memory);
+        let stood_in_for = async {
+            memory.await;
+            if stream.committed.load(Ordering::Relaxed) {
+                return pending().await;
+            }
+            kept()
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = exchange(stream, &mut self.inbox, self.reply, link, &self.replaced) => ended,
+            ended = stood_in_for => ended,
+        };
         open.ended = true;
         ended
     }
@@ -341,7 +361,7 @@ impl EnvoyStream<'_> {
     // While the agent works for the stream, Envoy may leave, its time may be over, and a newer stream may take
     // its place.
     async fn or_gone<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Ended> {
-        let reply = &mut *self.reply;
+        let (reply, memory) = (&mut *self.reply, &mut self.memory);
         let until = self.stream.until;
         tokio::select! {
             biased;
@@ -351,8 +371,15 @@ impl EnvoyStream<'_> {
             }
             () = grpc::over(until) => Err(Ended::envoy(grpc::exceeded())),
             done = work => Ok(done),
+            () = memory => Err(kept()),
         }
     }
+}
+
+// For the next stream that Envoy opens memory stands in.
+fn kept() -> Ended {
+    let status = Status::unavailable("the last good configuration (XDS_REPLAY) can be used from now on");
+    Ended::new(Leg::Agent, status, Class::Expected)
 }
 
 fn reason(ended: &Ended) -> Option<String> {

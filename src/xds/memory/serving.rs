@@ -27,12 +27,29 @@ impl Memory {
         }
         let (done, flushed) = oneshot::channel();
         let caught_up = async { self.events.send(Event::Flush(done)).is_ok() && flushed.await.is_ok() };
-        if tokio::time::timeout(CATCH_UP, caught_up).await != Ok(true) || self.left() == Some(Duration::ZERO)
-        {
-            return false;
+        tokio::time::timeout(CATCH_UP, caught_up).await == Ok(true) && self.serves(protocol)
+    }
+
+    // As far as it is known now.
+    fn serves(&self, protocol: Protocol) -> bool {
+        self.is_whole() && self.glance().mode == Some(protocol.mode())
+    }
+
+    /// Waits until a stream of this form could be answered that could not when it came, and istiod has had its time: a disk may
+    /// be slow, and the machine's clock wrong.
+    pub(in crate::xds) async fn comes_to_serve(self: Arc<Self>, protocol: Protocol) {
+        let mut news = self.news.subscribe();
+        loop {
+            while !self.serves(protocol) {
+                if news.changed().await.is_err() {
+                    return std::future::pending().await;
+                }
+            }
+            tokio::time::sleep(self.after()).await;
+            if self.serves(protocol) {
+                return;
+            }
         }
-        let Glance { whole, mode, .. } = self.glance();
-        whole && mode == Some(protocol.mode())
     }
 
     /// Whether there is anything to stand in with.

@@ -344,3 +344,30 @@ async fn an_envoy_that_has_everything_is_not_served_from_memory() {
     istiod.push(&news).await;
     assert_eq!(envoy.delta().await, news, "the first that it hears");
 }
+
+#[tokio::test]
+async fn a_held_stream_ends_when_memory_can_stand_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("kept");
+    {
+        let mut rig = Rig::with(|c| on_disk(c, dir.path())).await;
+        rig.filled(&["a".to_owned()]).await;
+        let _ = rig.group.stop(SOON).await;
+    }
+    let kept = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    // The disk takes its time.
+    crate::base::reading::pipe::make(&file);
+    let rig = Rig::with(|c| on_disk(c, dir.path())).await;
+    rig.way.open.store(false, Ordering::SeqCst);
+    let mut told = rig.envoy(Protocol::Delta).await;
+    assert_eq!(told.status().await.0, Code::Unavailable);
+    let mut held = rig.envoy(Protocol::Delta).await;
+    held.send(&delta_request(CDS)).await;
+    rig.eventually("it is held and dialled for", || rig.metric("xds_dials", Some("failed")) >= 2.0).await;
+    tokio::task::spawn_blocking(move || std::fs::write(file, kept).unwrap()).await.unwrap();
+    assert_eq!(held.status().await.0, Code::Unavailable);
+    let mut next = rig.envoy(Protocol::Delta).await;
+    next.send(&delta_request(CDS)).await;
+    assert_eq!(next.delta().await.resources[0].name, "a");
+}
