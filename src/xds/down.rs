@@ -41,6 +41,9 @@ const KEPT: usize = 768 * 1024;
 
 /// What Envoy is told of a stream that has become too old.
 const AGED: &str = "the stream has reached XDS_STREAM_MAX_AGE and is opened anew";
+/// Likewise, of one that goes on alone.
+const LEFT: &str =
+    "the next epoch is gone, and the stream is opened anew so that what comes is kept (XDS_REPLAY)";
 
 // Ready when a stream with this bound has to make room, a tenth sooner or later, so that a mesh does not move at once.
 async fn old_age(most: Option<Duration>) {
@@ -56,6 +59,7 @@ enum Event {
     Failed(h2::Error),
     EnvoyGone(Status),
     Aged,
+    Left,
     Converted(Bytes),
     Refused(Own),
 }
@@ -152,6 +156,9 @@ impl Down<'_> {
                 return Poll::Ready(Event::Aged);
             }
             match body.poll_data(cx) {
+                Poll::Ready(Some(Ok(_))) if gate.between() && stream.is_left() => {
+                    return Poll::Ready(Event::Left);
+                }
                 Poll::Ready(Some(Ok(data))) => return Poll::Ready(Event::Data(data)),
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Event::Failed(error)),
                 Poll::Ready(None) => return Poll::Ready(Event::End),
@@ -185,6 +192,7 @@ impl Down<'_> {
                 self.stream.shared.meters.aged();
                 Err(Ended::new(Leg::Agent, Status::unavailable(AGED), Class::Expected))
             }
+            Event::Left => Err(Ended::new(Leg::Agent, Status::unavailable(LEFT), Class::Expected)),
         }
     }
 

@@ -90,6 +90,8 @@ pub(super) struct Memory {
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     queued: Arc<AtomicUsize>,
     streams: AtomicU64,
+    // The attempt that istiod serves and what it brings is noted of; 0: there is none.
+    feeder: AtomicU64,
     // Istiod's last word was a refusal: what it does not give, memory does not give either.
     refused: AtomicBool,
     // Streams on which istiod has answered and that live, and when there was one last, in seconds since 1970; 0: never.
@@ -180,6 +182,7 @@ impl Memory {
             inbox: Mutex::new(Some(inbox)),
             queued: Arc::default(),
             streams: AtomicU64::new(0),
+            feeder: AtomicU64::new(0),
             refused: AtomicBool::new(false),
             live: AtomicUsize::new(0),
             good: AtomicU64::new(0),
@@ -209,6 +212,21 @@ impl Memory {
     /// A number for an attempt at istiod, higher than any before.
     pub(super) fn next_stream(&self) -> u64 {
         self.streams.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Of what attempt `id` brings from now on, until [`Self::over`], all is noted.
+    pub(super) fn feeds(&self, id: u64) {
+        self.feeder.fetch_max(id, Relaxed);
+    }
+
+    /// The attempt is over, whether it was noted or not.
+    pub(super) fn over(&self, id: u64) {
+        let _ = self.feeder.compare_exchange(id, 0, Relaxed, Relaxed);
+    }
+
+    /// Whether nothing of what istiod brings on any stream is noted.
+    pub(super) fn is_unfed(&self) -> bool {
+        self.feeder.load(Relaxed) == 0
     }
 
     pub(super) fn after(&self) -> Duration {

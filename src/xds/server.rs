@@ -91,6 +91,12 @@ impl Handle {
         self.0.memory.clone()
     }
 
+    /// What its streams share.
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        self.0.clone()
+    }
+
     /// Whether a new Envoy would have to wait for its configuration: istiod has failed last, and nothing that could
     /// stand in is kept.
     #[must_use]

@@ -78,6 +78,7 @@ pub(super) async fn serve(
             id,
             protocol,
             shared: &shared,
+            own: own.is_some(),
             queue: &queue,
             committed: &AtomicBool::new(false),
             first_listeners: &AtomicBool::new(false),
@@ -120,11 +121,12 @@ struct Open<'a> {
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         let shared = self.stream.shared;
-        // On a stream that has answered no other attempt follows, so this is told once.
-        if let Some(memory) = &shared.memory
-            && self.stream.committed.load(Ordering::Relaxed)
-        {
-            memory.ended();
+        if let Some(memory) = &shared.memory {
+            memory.over(self.stream.attempt.load(Ordering::Relaxed));
+            // On a stream that has answered no other attempt follows, so this is told once.
+            if self.stream.committed.load(Ordering::Relaxed) {
+                memory.ended();
+            }
         }
         if !self.ended {
             let ended = Ended::new(Leg::Agent, Status::ok(""), Class::Expected);
@@ -320,6 +322,7 @@ impl EnvoyStream<'_> {
         shared.state.upstream_open(link.peer.to_string(), link.token_expires);
         tracing::debug!(target: "xdsproxy", stream = self.stream.id, "connected to {} at {}",
             shared.upstream.address(), link.peer);
+        self.stream.feeds();
         let mut open = Open { stream: &self.stream, ended: false };
         let (stream, memory) = (&self.stream, &mut self.memory);
         let stood_in_for = async {

@@ -47,7 +47,7 @@ use crate::trouble::Report;
 /// A client may reject without pause.
 static REJECTED: Seldom = Seldom::new(10);
 
-/// Istiod answers: the way to it, and the attempt by which the store knows it.
+/// Istiod answers: the way to it, and the attempt by which the store knows it; 0: it does not.
 pub(super) struct Answered {
     pub(super) link: Link,
     pub(super) attempt: u64,
@@ -259,7 +259,8 @@ fn pass_on(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, way: &mut 
 
 // On a fresh stream istiod is asked for all that Envoy has asked for.
 fn asked<'a>(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, link: Link) -> Way<'a> {
-    let attempt = memory.next_stream();
+    // Of two epochs only one is noted.
+    let attempt = if stream.shared.is_noted(stream.id) { memory.next_stream() } else { 0 };
     let first = envoy.hand_over();
     first.iter().for_each(|message| told(stream, memory, attempt, message));
     let first = first.iter().map(|message| frame_bytes(message)).collect();
@@ -317,7 +318,9 @@ fn told(stream: &Stream<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
     if let Ok((type_url, _)) = crate::replay::read::answers(protocol.mode(), message) {
         shared.state.request(&type_url, &Facts::default());
     }
-    memory.request(attempt, protocol, message.clone());
+    if attempt > 0 {
+        memory.request(attempt, protocol, message.clone());
+    }
 }
 
 // The attempt has failed; an error where memory must not stand in for it.

@@ -21,6 +21,8 @@ pub(super) struct Stream<'a> {
     pub(super) id: u64,
     pub(super) protocol: Protocol,
     pub(super) shared: &'a Shared,
+    /// It is that of the agent's own Envoy.
+    pub(super) own: bool,
     pub(super) queue: &'a Queue,
     /// Set by the first message from istiod: from then on the stream cannot move any more.
     pub(super) committed: &'a AtomicBool,
@@ -38,9 +40,26 @@ impl<'a> Stream<'a> {
     /// What notes this stream for the last good configuration, where that is kept.
     pub(super) fn recorder(&self, of: fn(&'a Memory, u64, Protocol) -> Recorder<'a>) -> Option<Recorder<'a>> {
         let attempt = self.attempt.load(Ordering::Relaxed);
-        let is_noted = || attempt > 0 && self.shared.is_noted(self.id);
-        let memory = self.shared.memory.as_deref().filter(|_| is_noted())?;
+        let memory = self.shared.memory.as_deref().filter(|_| attempt > 0)?;
         Some(of(memory, attempt, self.protocol))
+    }
+
+    /// The relay begins. Whether the last good configuration is that of this stream is seen once, for both directions.
+    pub(super) fn feeds(&self) {
+        let Some(memory) = &self.shared.memory else { return };
+        let attempt = self.attempt.load(Ordering::Relaxed);
+        if attempt > 0 && self.shared.is_noted(self.id) {
+            memory.feeds(attempt);
+        } else {
+            self.attempt.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the last good configuration would be that of this stream, and it was begun when it was that of another, which is
+    /// over: the next epoch has ended before this one.
+    pub(super) fn is_left(&self) -> bool {
+        let unfed = || self.shared.memory.as_ref().is_some_and(|memory| memory.is_unfed());
+        self.own && unfed() && self.shared.is_noted(self.id)
     }
 
     /// Says that istiod has answered, in the Go agent's words.

@@ -27,6 +27,7 @@ use crate::istiod::auth::{self, Token};
 use crate::istiod::{Connection, Error, Stream};
 
 mod ends;
+mod epochs;
 mod herd;
 mod holding;
 mod model;

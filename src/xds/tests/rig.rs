@@ -1,5 +1,7 @@
 //! A relay between a test that plays Envoy and a test that plays istiod.
 
+use tokio::io::{AsyncRead, AsyncWrite};
+
 use super::*;
 use crate::base::eventually::eventually;
 
@@ -126,7 +128,30 @@ impl Rig {
 
     /// A client of any of the socket's methods, with a bound of its own if it has one.
     pub(super) async fn client(&self, path: &str, timeout: Option<&str>) -> Envoy {
-        let io = UnixStream::connect(&self.socket).await.unwrap();
+        self.over(UnixStream::connect(&self.socket).await.unwrap(), path, timeout).await
+    }
+
+    /// A stream of the agent's own Envoy, of which another epoch may have one.
+    pub(super) async fn epoch(&self, own: u64) -> Envoy {
+        let (client, server) = tokio::io::duplex(1 << 16);
+        let (shared, group) = (self.handle.shared(), self.group.clone());
+        self.group.run("epoch", async move {
+            let mut http2 = h2::server::handshake(server).await.unwrap();
+            while let Some(Ok((request, respond))) = http2.accept().await {
+                let (shared, stop, body) = (shared.clone(), group.token(), request.into_body());
+                let stream = session::serve(shared, Protocol::Delta, Some(own), body, respond, None, stop);
+                group.run("stream", stream);
+            }
+        });
+        self.over(client, Protocol::Delta.path(), None).await
+    }
+
+    async fn over(
+        &self,
+        io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        path: &str,
+        timeout: Option<&str>,
+    ) -> Envoy {
         let (mut send, connection) =
             // As Envoy's, it has nothing against small frames.
             h2::client::Builder::new()
