@@ -23,6 +23,7 @@ use super::{Bootstrap, Config, ConfigFile, Error, Kept, Outcome, Reason, admin, 
 use crate::base::error::chain;
 use crate::base::files::Watches;
 use crate::base::metrics::Metrics;
+use crate::net::own::Own;
 use crate::trouble::Reporter;
 
 /// What readiness and debug pages may know.
@@ -78,6 +79,8 @@ struct Envoy {
     program: Program,
     /// What runs already, and its guard.
     kept: Option<Kept>,
+    /// Of those: on the sockets, which are served before they are taken over, they are known at once.
+    named: Vec<Own>,
     guard: Option<Guard>,
 }
 
@@ -124,7 +127,8 @@ impl Supervisor {
         // Its line is closed if nobody takes it before this program serves.
         let guard = kept.guard.and_then(Guard::adopt);
         let file = kept.epochs.last().and_then(|epoch| epoch.file.clone());
-        let mut envoy = Envoy { guard, kept: Some(kept), ..Envoy::new(config, bootstrap) };
+        let named = kept.epochs.iter().map(|epoch| Own::process(epoch.pid)).collect();
+        let mut envoy = Envoy { guard, kept: Some(kept), named, ..Envoy::new(config, bootstrap) };
         if let Err(error) = envoy.look() {
             // What runs was started with a good one.
             let Some(text) = file.and_then(|path| std::fs::read(path).ok()) else { return Err(error) };
@@ -260,7 +264,17 @@ impl Envoy {
     fn new(config: Config, bootstrap: Box<dyn Bootstrap>) -> Self {
         let inputs = Some(Inputs::new(&config, bootstrap));
         let program = Program::default();
-        Self { config, inputs, file: None, text: Vec::new(), id: 0, program, kept: None, guard: None }
+        Self {
+            config,
+            inputs,
+            file: None,
+            text: Vec::new(),
+            id: 0,
+            program,
+            kept: None,
+            named: Vec::new(),
+            guard: None,
+        }
     }
 
     /// Looks at the inputs here and now, before anything is served.

@@ -44,7 +44,7 @@ impl Drop for Own {
 }
 
 /// Which of our Envoys this process, or one that has started it, is: a later one has a higher number. `None`: it is none.
-pub(super) fn which(pid: i32) -> Option<u64> {
+pub(crate) fn which(pid: i32) -> Option<u64> {
     let mut at = Some(pid);
     for _ in 0..GENERATIONS {
         let pid = at.filter(|pid| *pid > 1)?;

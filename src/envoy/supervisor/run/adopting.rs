@@ -19,6 +19,8 @@ impl Run {
     pub(super) fn adopt(&mut self) -> bool {
         let Some(kept) = self.envoy.kept.take() else { return false };
         self.base_id = kept.base_id;
+        // Until each has its own name below.
+        let _named = std::mem::take(&mut self.envoy.named);
         for epoch in kept.epochs {
             let (process, end) = match process::adopt(epoch.pid, epoch.own_group) {
                 Ok(adopted) => adopted,
@@ -97,4 +99,46 @@ fn millis(at: SystemTime) -> u64 {
 
 fn since(started: u64, now: SystemTime) -> Duration {
     Duration::from_millis(millis(now).saturating_sub(started))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Pid, Signal};
+
+    use crate::base::metrics::Metrics;
+    use crate::envoy::kept::{Epoch, Kept};
+    use crate::envoy::{Config, ConfigFile, Supervisor, admin, command, drain, restart};
+    use crate::net::own;
+
+    #[test]
+    fn envoys_are_known_on_the_sockets_before_they_are_taken_over() {
+        // Of no process that another test names.
+        let orphan = ["-c", "sleep 60 >/dev/null 2>&1 & echo $!"];
+        let orphan = std::process::Command::new("sh").args(orphan).output().expect("a shell is there");
+        let pid: i32 = String::from_utf8(orphan.stdout).unwrap().trim().parse().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            binary: "sleep".to_owned(),
+            launcher: "launcher".into(),
+            arguments: command::Options::default(),
+            extra_env: Vec::new(),
+            user: None,
+            own_group: false,
+            file: ConfigFile::Generated(dir.path().join("envoy-rev.json")),
+            admin: admin::Config { port: 1, ..admin::Config::default() },
+            drain: drain::Config::default(),
+            restart: restart::Config::default(),
+            always_zero: false,
+        };
+        let epoch = Epoch { number: 0, pid, own_group: false, args: Vec::new(), file: None, started: 0 };
+        let kept = Kept { epochs: vec![epoch], binary: "sleep".to_owned(), ..Kept::default() };
+        let text = || -> Result<_, Box<dyn std::error::Error + Send + Sync>> { Ok(b"{}".to_vec()) };
+        assert_eq!(own::which(pid), None);
+        let made = Supervisor::adopting(config, Box::new(text), kept, &Metrics::new());
+        let (supervisor, _handle) = made.expect("there is a bootstrap");
+        assert!(own::which(pid).is_some());
+        drop(supervisor);
+        assert_eq!(own::which(pid), None, "nobody takes it over");
+        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    }
 }
