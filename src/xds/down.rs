@@ -18,7 +18,7 @@ use super::pieces::with_more;
 use super::record::Recorder;
 use super::reply::Reply;
 use super::rules::Responses;
-use super::sink::{Broken, Sink, watched};
+use super::sink::{Broken, Progress, Sink};
 use super::stream::Stream;
 use super::upstream::Answer;
 use super::{end_status, tap, types};
@@ -83,6 +83,7 @@ pub(super) async fn down(stream: &Stream<'_>, reply: &mut Reply, response: Answe
         out: Vec::new(),
         brought: 0,
         sink: Sink { stream: reply, leg: Leg::Envoy, shared, progress: Default::default() },
+        progress: Progress::default(),
         recorder: stream.recorder(Recorder::responses),
     };
     let mut aged = pin!(old_age(shared.config.max_age));
@@ -135,13 +136,15 @@ struct Down<'a> {
     /// Bytes that istiod has sent.
     brought: u64,
     sink: Sink<'a, &'a mut Reply>,
+    /// Of istiod, in the middle of a message.
+    progress: Progress,
     recorder: Option<Recorder<'a>>,
 }
 
 impl Down<'_> {
     /// Waits for what comes next. In the middle of a message istiod must go on; between two it may be silent for hours.
     async fn next(&mut self, mut aged: Pin<&mut impl Future<Output = ()>>) -> Result<Event, Ended> {
-        let Self { stream, body, gate, conversions, sink, .. } = self;
+        let Self { stream, body, gate, conversions, sink, progress, .. } = self;
         let (gate, shared) = (&*gate, stream.shared);
         let event = poll_fn(|cx| {
             if gate.between()
@@ -169,8 +172,8 @@ impl Down<'_> {
         if gate.whole() {
             return Ok(event.await);
         }
-        let what = "sent no byte in the middle of a message";
-        let watched = watched(shared, Leg::Istiod, what, shared.config.stall, &mut false, event).await;
+        let what = "sent next to nothing in the middle of a message";
+        let watched = progress.watched(shared, Leg::Istiod, what, event).await;
         watched.map_err(|after| stalled(Leg::Istiod, after))
     }
 
@@ -201,6 +204,7 @@ impl Down<'_> {
         let data = with_more(&mut self.body, data).await;
         let before = self.brought;
         self.brought += data.len() as u64;
+        self.progress.moved += data.len();
         self.stream.shared.passing.more(data.len());
         if before < MUCH && self.brought >= MUCH {
             heap::keep(KEPT);
@@ -209,7 +213,10 @@ impl Down<'_> {
         let walked = self.gate.push(&data, &mut out);
         for item in out.drain(..) {
             match item {
-                Out::End(end) => response_ended(self.stream, end, &mut self.conversions).await,
+                Out::End(end) => {
+                    self.progress = Progress::default();
+                    response_ended(self.stream, end, &mut self.conversions).await;
+                }
                 Out::Bytes(bytes) => self.pass_on(bytes).await?,
             }
         }

@@ -44,7 +44,7 @@ pub(super) struct Progress {
     /// For how long was waited.
     waited: Duration,
     /// Bytes that have moved meanwhile.
-    moved: usize,
+    pub(super) moved: usize,
     /// A stall was counted.
     noticed: bool,
 }
@@ -67,12 +67,6 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
 
     // Waits for the reader. Only waiting counts, so that a large message to a slow reader is no stall.
     async fn room(&mut self) -> Result<usize, Broken> {
-        let (limit, began) = (self.shared.config.stall, Instant::now());
-        // A slow reader may be waited for as long as it likes, in pieces.
-        if self.progress.moved >= FLOOR {
-            self.progress = Progress::default();
-        }
-        let left = limit.map(|limit| limit.saturating_sub(self.progress.waited));
         let stream = self.stream.as_mut();
         let capacity = poll_fn(|cx| {
             loop {
@@ -85,10 +79,30 @@ impl<S: AsMut<SendStream<Bytes>>> Sink<'_, S> {
                 };
             }
         });
-        let (what, noticed) = ("read nothing although data is pending", &mut self.progress.noticed);
-        let done = watched(self.shared, self.leg, what, left, noticed, capacity).await;
-        self.progress.waited += began.elapsed();
-        done.unwrap_or_else(|_| Err(Broken::Stalled(limit.unwrap_or_default())))
+        let what = "read nothing although data is pending";
+        let done = self.progress.watched(self.shared, self.leg, what, capacity).await;
+        done.unwrap_or_else(|limit| Err(Broken::Stalled(limit)))
+    }
+}
+
+impl Progress {
+    /// Waits for something that must move; an error once less than [`FLOOR`] has moved in all the time that is allowed.
+    pub(super) async fn watched<T>(
+        &mut self,
+        shared: &Shared,
+        leg: Leg,
+        what: &str,
+        wait: impl Future<Output = T>,
+    ) -> Result<T, Duration> {
+        let (limit, began) = (shared.config.stall, Instant::now());
+        // A slow one may be waited for as long as it likes, in pieces.
+        if self.moved >= FLOOR {
+            *self = Self::default();
+        }
+        let left = limit.map(|limit| limit.saturating_sub(self.waited));
+        let done = watched(shared, leg, what, left, &mut self.noticed, wait).await;
+        self.waited += began.elapsed();
+        done.map_err(|_| limit.unwrap_or_default())
     }
 }
 

@@ -179,6 +179,25 @@ async fn a_leg_that_stands_still_is_counted_and_ends_the_stream_if_that_is_wante
 }
 
 #[tokio::test]
+async fn a_byte_now_and_then_in_the_middle_of_a_message_keeps_no_stream() {
+    let mut rig = Rig::with(|c| c.stall = Some(Duration::from_secs(1))).await;
+    let (mut envoy, mut istiod) = rig.pair(Protocol::Sotw).await;
+    let large = frames::frame(&response(CDS, "1", &[60_000]));
+    let dripping = async {
+        for at in 0..100 {
+            write(istiod.open(), large.slice(at..=at)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    };
+    let (code, text) = tokio::select! {
+        status = envoy.status() => status,
+        () = dripping => panic!("it lives on"),
+    };
+    assert_eq!(code, Code::Unavailable);
+    assert!(text.starts_with("istiod") && text.ends_with("(XDS_STALL_TIMEOUT)"), "{text}");
+}
+
+#[tokio::test]
 async fn a_reader_that_is_slow_for_longer_than_the_limit_gets_all() {
     const LIMIT: Duration = Duration::from_secs(4);
     let mut rig = Rig::with(|c| c.stall = Some(LIMIT)).await;
