@@ -146,6 +146,9 @@ kinds! {
         "Envoy's last lines above say why; status 137 is the kernel's lack of memory, 139 and 134 are crashes to report with Envoy's version";
 
     // The token.
+    TokenNotHad Broken
+        "istiod asks for a token and what it comes from gives none",
+        "nothing was sent to istiod: does what the token comes from (the metadata server, a token endpoint) answer this machine?";
     TokenMissing Broken
         "istiod asks for a token and there is no token file",
         "is the projected volume istio-token mounted (audience istio-ca)? On a VM: was the token copied to /var/run/secrets/tokens/istio-token?";

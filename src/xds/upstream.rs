@@ -16,11 +16,11 @@ use tonic::Status;
 
 use super::protocol::Protocol;
 use crate::base::lane;
-use crate::istiod::auth::{CallHeaders, TokenSource, claims};
+use crate::istiod::auth::{self, CallHeaders, TokenSource, claims};
 use crate::istiod::{Connection, Connector, Error, Stream};
 use crate::net::grpc::HEADERS;
 use crate::net::io::{Reads, Tracked, tracked};
-use crate::trouble::Report;
+use crate::trouble::{Kind, Report};
 
 /// Whoever can open a connection to istiod.
 pub trait Upstream: Send + Sync + fmt::Debug {
@@ -125,6 +125,24 @@ impl From<Status> for Unopened {
     }
 }
 
+impl Unopened {
+    // For want of a token, istiod was not asked. So this is none of the refusals after which memory does not stand in.
+    fn without_token(error: &auth::Error) -> Self {
+        let text = error.to_string();
+        let report =
+            Report::new(Kind::TokenNotHad, format!("the stream of configuration is not opened: {text}"));
+        Self { status: Status::unavailable(text), roots: false, report: Some(Box::new(report)) }
+    }
+}
+
+/// What Envoy is told of a stream that was not opened: for want of a token what the gRPC library says then.
+pub(super) fn told(status: &Status, report: &Report) -> Status {
+    match report.kind {
+        Kind::TokenNotHad => Status::unauthenticated(status.message()),
+        _ => status.clone(),
+    }
+}
+
 impl From<Error> for Unopened {
     fn from(error: Error) -> Self {
         let text = crate::base::error::chain(&error);
@@ -167,7 +185,7 @@ pub(super) async fn open(
             return Err(error.into());
         }
     };
-    let token = tokens.token().await.map_err(|e| Status::unauthenticated(e.to_string()))?;
+    let token = tokens.token().await.map_err(|error| Unopened::without_token(&error))?;
     let uri = http::Uri::builder()
         .scheme(connection.scheme)
         .authority(connection.authority.as_str())
