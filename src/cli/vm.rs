@@ -19,6 +19,7 @@ use super::{fail, istio_iptables, logging_options, runtime};
 use crate::base::error::{AtPath, chain};
 use crate::base::logging;
 use crate::base::netlink::Netlink;
+use crate::base::path::cleaned;
 use crate::config::args::{self, Flag, Kind, Parsed};
 use crate::config::env::Env;
 use crate::config::parts::envoy::Presence;

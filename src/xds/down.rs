@@ -248,14 +248,7 @@ impl Down<'_> {
 
 fn commit(stream: &Stream<'_>) {
     if !stream.committed.swap(true, std::sync::atomic::Ordering::Relaxed) {
-        stream.shared.came_alive();
-        if let Some(memory) = &stream.shared.memory {
-            memory.answered();
-        }
-        stream.told_connected();
-        if let Some(held) = stream.held {
-            held.end("healed");
-        }
+        stream.came_alive();
     }
 }
 
@@ -295,21 +288,29 @@ async fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Convers
         }
         Verdict::Collect | Verdict::Pass | Verdict::Undecided => {}
     }
-    shared.state.response(&type_url, &end.facts, end.length);
-    shared.troubles.pushed(&type_url, &end.facts.version, end.facts.count);
+    let is_workloads = stream.is_workloads();
+    if is_workloads {
+        shared.state.response(&type_url, &end.facts, end.length);
+        shared.troubles.pushed(&type_url, &end.facts.version, end.facts.count);
+    }
     if end.verdict != Verdict::Collect {
         return;
     }
     let nonce = end.facts.nonce;
     if let Some(tap) = shared.taps.iter().find(|t| t.type_url() == type_url) {
         let applied = match end.body {
+            // What is for somebody else is nothing to the agent.
+            _ if !is_workloads => Some(Ok(())),
             Some(body) => tap::apply(tap, stream.protocol, body).await,
             None => Some(Err(format!("{} bytes are more than the agent takes", end.length).into())),
         };
         let Some(applied) = applied else { return };
         let error = applied.err().map(|why| why.to_string());
-        shared.state.taken(&type_url, &nonce, error.is_some());
+        if is_workloads {
+            shared.state.taken(&type_url, &nonce, error.is_some());
+        }
         match &error {
+            _ if !is_workloads => {}
             Some(reason) => shared.troubles.rejected("the agent", &type_url, &end.facts.version, &[], reason),
             None => shared.troubles.accepted(&type_url),
         }
@@ -331,7 +332,9 @@ fn refusal(stream: &Stream<'_>, nonce: &str, reason: &str) -> Own {
     if let Some(more) = REFUSED.may_hold(shown.len()) {
         tracing::warn!(target: "xdsproxy", "refused ECDS from istiod: {shown}{more}");
     }
-    stream.shared.state.taken(types::ECDS, nonce, true);
+    if stream.is_workloads() {
+        stream.shared.state.taken(types::ECDS, nonce, true);
+    }
     let version = stream.shared.ecds_version.lock().expect("no panic holds this lock").clone();
     let frame = stream.protocol.answer(types::ECDS, &version, nonce, Some(reason));
     Own { type_url: types::ECDS, frame, health: false }

@@ -15,6 +15,7 @@ static HELD: Seldom = Seldom::new(60);
 /// A stream that may be held shows as held until istiod answers; counted and logged once at its end.
 pub(super) struct Held {
     shared: Arc<Shared>,
+    id: u64,
     since: Instant,
     ended: AtomicBool,
 }
@@ -23,14 +24,16 @@ impl Held {
     /// From now on it is held.
     pub(super) fn new(shared: &Arc<Shared>, id: u64) -> Self {
         shared.meters.held(1);
-        shared.state.held(true);
+        shared.state.held(id, true);
         if let Some(more) = HOLDS.may() {
-            let why =
-                if shared.has_failed() { "istiod has failed before" } else { "dialling istiod is put off" };
+            let why = match shared.put_off() {
+                Some(_) if !shared.has_failed() => "dialling istiod is put off",
+                _ => "istiod has failed before",
+            };
             tracing::info!(target: "xdsproxy", stream = id,
                 "{why}, so Envoy's stream is held while the agent dials {}{more}", shared.upstream.address());
         }
-        Self { shared: shared.clone(), since: Instant::now(), ended: AtomicBool::new(false) }
+        Self { shared: shared.clone(), id, since: Instant::now(), ended: AtomicBool::new(false) }
     }
 
     /// The hold is over; only the first word counts.
@@ -40,7 +43,7 @@ impl Held {
         }
         self.shared.meters.held(-1);
         self.shared.meters.hold_ended(result);
-        self.shared.state.held(false);
+        self.shared.state.held(self.id, false);
         if let Some(more) = HELD.may() {
             tracing::info!(target: "xdsproxy", "the stream held for {:?} is {result}{more}", self.since.elapsed());
         }

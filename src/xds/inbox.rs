@@ -420,13 +420,18 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
         return;
     }
     shared.meters.request();
+    stream.asked.store(true, Ordering::Relaxed);
     let type_url = end.facts.type_url.as_deref().unwrap_or_default();
-    if type_url == types::ECDS && stream.protocol == Protocol::Sotw && !end.facts.version.is_empty() {
-        end.facts.version.clone_into(&mut shared.ecds_version.lock().expect("no panic holds this lock"));
-    }
     let short = types::short(type_url);
     tracing::debug!(target: "xdsproxy", stream = stream.id, "request {short} of {} bytes, nonce {}",
         end.length, end.facts.nonce);
+    if !stream.is_workloads() {
+        told_beside(stream, short, &end.facts);
+        return;
+    }
+    if type_url == types::ECDS && stream.protocol == Protocol::Sotw && !end.facts.version.is_empty() {
+        end.facts.version.clone_into(&mut shared.ecds_version.lock().expect("no panic holds this lock"));
+    }
     // What one client of many has, or has dropped, tells nothing of the others.
     if !inbox.proxyless && inbox.subscribed.begins(&end.facts) {
         shared.begins_anew();
@@ -460,6 +465,20 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
     }
     if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {
         inbox.follow(shared.own(stream.protocol).into_iter());
+    }
+}
+
+// What a client beside the workload's own rejects, or has, is no matter of the workload's, whose own the agent's requests
+// are, too.
+fn told_beside(stream: &Stream<'_>, short: &str, facts: &Facts) {
+    if !facts.rejected {
+        return;
+    }
+    stream.shared.meters.nack(short);
+    let why = cut(facts.error_message.trim_end(), CAUSE);
+    if let Some(more) = REJECTED.may_hold(why.len()) {
+        tracing::warn!(target: "xdsproxy", stream = stream.id, "a client beside the workload's own rejected {}: {why}{more}",
+            shown(short));
     }
 }
 

@@ -102,14 +102,12 @@ pub(super) async fn exchange(
                     }
                 }
                 () = &mut silent, if waits => {
-                    waits = false;
-                    stream.told_silent();
+                    waits = stream.told_silent();
+                    silent.as_mut().reset(tokio::time::Instant::now() + trouble::SILENT);
                 }
                 () = &mut settled, if young => {
                     young = false;
-                    if stream.committed.load(std::sync::atomic::Ordering::Relaxed) {
-                        stream.shared.troubles.settled();
-                    }
+                    stream.settled();
                 }
                 () = &mut late => break Ended::envoy(grpc::exceeded()),
                 () = stop.cancelled() => break Ended::new(Leg::Agent, Status::ok(""), Class::Expected),

@@ -97,11 +97,12 @@ impl Handle {
         self.0.clone()
     }
 
-    /// Whether a new Envoy would have to wait for its configuration: istiod has failed last, and nothing that could
-    /// stand in is kept.
+    /// Whether a new Envoy would have to wait for its configuration: istiod has failed the workload last, which has no
+    /// stream that lives, and nothing that could stand in is kept.
     #[must_use]
     pub(crate) fn is_away(&self) -> bool {
-        self.0.has_failed() && !self.0.memory.as_ref().is_some_and(|memory| memory.is_whole())
+        let kept = || self.0.memory.as_ref().is_some_and(|memory| memory.is_whole());
+        self.0.has_failed() && !self.0.is_live() && !kept()
     }
 
     /// Reports the application's health to istiod: `None` is healthy. Kept, and repeated on each new

@@ -58,16 +58,17 @@ pub(super) async fn serve(
     let queue = Arc::new(Queue::default());
     let (id, replaced, overlaps) = shared.register(protocol, own, &queue, &stop);
     let _registered = Registered { shared: &shared, id };
-    let held = shared.holds().then(|| Held::new(&shared, id));
-    let mut inbox = Inbox::new(body, protocol, shared.config.max_request, own.is_some() || held.is_some());
+    let may_hold = shared.holds() || own.is_none() && shared.fails_others();
+    let mut inbox = Inbox::new(body, protocol, shared.config.max_request, own.is_some() || may_hold);
     if overlaps && own.is_none() && shared.has_own() {
         inbox.is_no_envoy();
     }
     // Where it matters who is asking, the first request is waited for, which comes at once.
-    let proxyless = (overlaps || held.is_some()) && inbox.is_proxyless(FIRST_REQUEST).await;
+    let proxyless = (overlaps || may_hold) && inbox.is_proxyless(FIRST_REQUEST).await;
     if overlaps || proxyless {
         shared.settle(id, proxyless);
     }
+    let held = (may_hold && shared.holds_on(id)).then(|| Held::new(&shared, id));
     if held.is_some() && !proxyless && inbox.is_bare() {
         shared.starts();
     }
@@ -82,6 +83,8 @@ pub(super) async fn serve(
             queue: &queue,
             committed: &AtomicBool::new(false),
             first_listeners: &AtomicBool::new(false),
+            asked: &AtomicBool::new(false),
+            counted: &AtomicBool::new(false),
             held: held.as_ref(),
             attempt: &AtomicU64::new(0),
             until,
@@ -120,26 +123,15 @@ struct Open<'a> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let shared = self.stream.shared;
-        if let Some(memory) = &shared.memory {
+        if let Some(memory) = &self.stream.shared.memory {
             memory.over(self.stream.attempt.load(Ordering::Relaxed));
-            // On a stream that has answered no other attempt follows, so this is told once.
-            if self.stream.committed.load(Ordering::Relaxed) {
-                memory.ended();
-            }
         }
+        self.stream.over();
         if !self.ended {
             let ended = Ended::new(Leg::Agent, Status::ok(""), Class::Expected);
-            count(shared, &ended);
-            down(shared, self.stream.id, None);
+            count(self.stream.shared, &ended);
+            self.stream.down(None);
         }
-    }
-}
-
-// The way of one stream is closed; that of another may stand.
-fn down(shared: &Shared, id: u64, why: Option<String>) {
-    if !shared.has_others(id) {
-        shared.state.upstream_down(why);
     }
 }
 
@@ -184,7 +176,7 @@ impl EnvoyStream<'_> {
                 if ended.by != Leg::Istiod {
                     count(shared, &ended);
                 }
-                down(shared, self.stream.id, reason(&ended));
+                self.stream.down(reason(&ended));
                 return (ended, "given up");
             }
         };
@@ -222,7 +214,12 @@ impl EnvoyStream<'_> {
         let shared = self.stream.shared;
         let attempt = shared.memory.as_ref().map_or(0, |memory| memory.next_stream());
         self.stream.attempt.store(attempt, Ordering::Relaxed);
-        let late = |error: istiod::Error| shared.told(error.report());
+        let is_workloads = self.stream.is_workloads();
+        let late = |error: istiod::Error| {
+            if is_workloads {
+                shared.told(error.report());
+            }
+        };
         let (way, tokens) = (&*shared.upstream, &*shared.tokens);
         let open = upstream::open(way, tokens, &shared.headers, self.stream.protocol, &late);
         self.or_gone(open).await
@@ -233,9 +230,7 @@ impl EnvoyStream<'_> {
         let Unopened { status, roots, report } = unopened;
         let shared = self.stream.shared;
         shared.meters.dial("failed");
-        if let Some(memory) = &shared.memory {
-            memory.judge(&status);
-        }
+        self.stream.judge(&status);
         // The stream was never open: no class, and nothing of Envoy's side is counted.
         if roots {
             shared.meters.failure();
@@ -246,11 +241,12 @@ impl EnvoyStream<'_> {
             Some(report) => *report,
             None => trouble::ended(shared.upstream.address(), &status),
         };
+        let told = upstream::told(&status, &report);
         // Roots may come back as istiod may.
         if self.may_go_on(&status, report, roots || holdable(&status)) {
             return ControlFlow::Continue(());
         }
-        ControlFlow::Break((Ended::new(Leg::Istiod, status, Class::Unexpected), "told"))
+        ControlFlow::Break((Ended::new(Leg::Istiod, told, Class::Unexpected), "told"))
     }
 
     // A stream to istiod has ended: where it had brought nothing yet, the next attempt may take its place.
@@ -263,14 +259,12 @@ impl EnvoyStream<'_> {
             return ControlFlow::Continue(());
         }
         count(shared, &ended);
-        if let Some(memory) = &shared.memory
-            && ended.by == Leg::Istiod
-        {
-            memory.judge(&ended.status);
+        if ended.by == Leg::Istiod {
+            self.stream.judge(&ended.status);
         }
         if committed {
-            down(shared, self.stream.id, reason(&ended));
-            if ended.by == Leg::Istiod {
+            self.stream.down(reason(&ended));
+            if ended.by == Leg::Istiod && self.stream.is_workloads() {
                 shared.troubles.lost(shared.upstream.address(), &ended.status);
                 if !self.inbox.proxyless() && !shared.has_others(self.stream.id) {
                     shared.broke();
@@ -279,12 +273,12 @@ impl EnvoyStream<'_> {
             return ControlFlow::Break((ended, "healed"));
         }
         if ended.by != Leg::Istiod {
-            down(shared, self.stream.id, None);
+            self.stream.down(None);
             return ControlFlow::Break((ended, "given up"));
         }
         if !holdable(&ended.status) {
             // Istiod is there and says no: for Envoy to know, and no failure of the way.
-            shared.answered_badly(&ended.status);
+            shared.answered_badly(self.stream.id, &ended.status);
             return ControlFlow::Break((ended, "told"));
         }
         let report = trouble::ended(shared.upstream.address(), &ended.status);
@@ -319,7 +313,9 @@ impl EnvoyStream<'_> {
     async fn relay(&mut self, link: Link) -> Ended {
         let shared = self.stream.shared;
         shared.meters.dial("opened");
-        shared.state.upstream_open(link.peer.to_string(), link.token_expires);
+        if self.stream.is_workloads() {
+            shared.state.upstream_open(link.peer.to_string(), link.token_expires);
+        }
         tracing::debug!(target: "xdsproxy", stream = self.stream.id, "connected to {} at {}",
             shared.upstream.address(), link.peer);
         self.stream.feeds();
@@ -344,7 +340,7 @@ impl EnvoyStream<'_> {
     // Counts a failed attempt, and tells whether Envoy is spared it.
     fn may_go_on(&self, status: &Status, report: Report, holdable: bool) -> bool {
         let shared = self.stream.shared;
-        let delay = shared.failed(status, report);
+        let delay = shared.failed_on(self.stream.id, status, report);
         let Some(ends_at) = self.ends_at else { return false };
         let in_time = self.due().is_none_or(|due| due.at < ends_at);
         let again = holdable && self.inbox.movable() && in_time;
@@ -357,7 +353,7 @@ impl EnvoyStream<'_> {
 
     // When istiod may be dialled next for this stream.
     fn due(&self) -> Option<Due> {
-        let due = self.stream.shared.due()?;
+        let due = self.stream.shared.due_on(self.stream.id)?;
         Some(if self.inbox.proxyless() { due.soon() } else { due })
     }
 

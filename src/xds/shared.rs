@@ -1,8 +1,13 @@
 //! What the streams of the XDS socket share: the way to istiod, who is registered, the hold, the newest verdict on the
 //! application. Knows no stream's course.
+//!
+//! Any process that can open the socket may have a stream, and what becomes of it may have to do with that process only.
+//! What is told of the workload (its state, its troubles, whether istiod has failed, what memory may do) comes from the
+//! **workload's own** streams: those of the agent's own Envoy; where it has none, those of an Envoy; where there is none
+//! either, those of the proxyless clients, for which the agent is there then. Those of others have a hold of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -53,6 +58,8 @@ pub(super) struct Shared {
     /// The version Envoy last named for extension configs; outlives streams, as in the Go agent.
     pub(super) ecds_version: Mutex<String>,
     hold: Mutex<Hold>,
+    // Of streams beside the workload's.
+    others: Mutex<Hold>,
     // The newest report: `Some(None)` is healthy.
     health: Mutex<Option<Option<String>>>,
     // In the order in which they were opened.
@@ -69,9 +76,16 @@ struct Registered {
     own: Option<u64>,
     // Of a client that is no Envoy, whose streams may stand side by side.
     proxyless: bool,
+    // Istiod has answered on it.
+    live: bool,
 }
 
 impl Registered {
+    // Whose it is, the higher the nearer to the workload.
+    fn rank(&self) -> (bool, bool) {
+        (self.own.is_some(), !self.proxyless)
+    }
+
     // Whether this stream of an Envoy ends that one.
     fn replaces(&self, old: &Self) -> bool {
         let is_other_epoch = self.own.zip(old.own).is_some_and(|(new, old)| new != old);
@@ -86,6 +100,20 @@ fn is_noted(all: &[Registered], id: u64) -> bool {
     all.iter().filter(|r| r.id != id && !r.stop.is_cancelled()).all(|r| r.own <= mine)
 }
 
+// Whether stream `id` is the workload's: nobody who is nearer to it has one.
+fn is_workloads(all: &[Registered], id: u64) -> bool {
+    let Some(mine) = all.iter().find(|r| r.id == id).map(Registered::rank) else { return false };
+    // An Envoy of the agent's own has nobody before it, whoever else is there.
+    mine == (true, true) || !all.iter().any(|r| r.rank() > mine && !r.stop.is_cancelled())
+}
+
+// Of the streams that are open those of the workload.
+fn workloads(all: &[Registered]) -> impl Iterator<Item = &Registered> {
+    let open = || all.iter().filter(|r| !r.stop.is_cancelled());
+    let highest = open().map(Registered::rank).max();
+    open().filter(move |r| Some(r.rank()) == highest)
+}
+
 impl Shared {
     /// Before the first stream.
     pub(super) fn new(mut config: Config, parts: Parts) -> Self {
@@ -93,7 +121,8 @@ impl Shared {
         let state = Arc::new(RelayState::new(parts.clock.clone(), parts.upstream.address().to_owned()));
         meters::export(&parts.metrics, &state);
         let passing = Arc::<Passing>::default();
-        let hold = Hold::new(config.spread.filter(|_| !config.hold.is_zero()));
+        let hold = || Mutex::new(Hold::new(config.spread.filter(|_| !config.hold.is_zero())));
+        let (hold, others) = (hold(), hold());
         let memory = config.replay.take().map(|of| Arc::new(Memory::new(of, &parts, passing.clone())));
         Self {
             config,
@@ -110,7 +139,8 @@ impl Shared {
             socket_trouble: Mutex::new(parts.trouble.sibling()),
             troubles: Troubles::new(parts.trouble),
             ecds_version: Mutex::default(),
-            hold: Mutex::new(hold),
+            hold,
+            others,
             health: Mutex::default(),
             registered: Mutex::default(),
             next_id: AtomicU64::new(1),
@@ -128,11 +158,12 @@ impl Shared {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mine = stop.child_token();
         let stop = mine.clone();
-        let new = Registered { id, protocol, queue: queue.clone(), stop, own, proxyless: false };
+        let new = Registered { id, protocol, queue: queue.clone(), stop, own, proxyless: false, live: false };
         let mut all = self.registered.lock().expect("no panic holds this lock");
         let overlaps = !all.is_empty();
         all.push(new);
         self.state.stream_opened(id, protocol);
+        self.show(&all);
         (id, mine, overlaps)
     }
 
@@ -151,6 +182,7 @@ impl Shared {
                 }
                 oldest.stop.cancel();
             }
+            self.show(&all);
             return;
         }
         let Some(new) = all.iter().find(|r| r.id == id) else { return };
@@ -167,9 +199,28 @@ impl Shared {
         let mut all = self.registered.lock().expect("no panic holds this lock");
         all.retain(|r| r.id != id);
         self.state.stream_closed(id);
-        if let Some(left) = all.last().filter(|left| left.id < id) {
-            self.state.stream_opened(left.id, left.protocol);
-        }
+        self.show(&all);
+    }
+
+    // Of the workload's streams the newest is shown, of epochs side by side that of the latest.
+    fn show(&self, all: &[Registered]) {
+        self.state.show(workloads(all).max_by_key(|r| (r.own, r.id)).map(|r| r.id));
+    }
+
+    /// Whether what becomes of this stream is the workload's.
+    pub(super) fn is_workloads(&self, id: u64) -> bool {
+        is_workloads(&self.registered.lock().expect("no panic holds this lock"), id)
+    }
+
+    /// Whether it is that of the workload's Envoy.
+    pub(super) fn is_envoys(&self, id: u64) -> bool {
+        let all = self.registered.lock().expect("no panic holds this lock");
+        is_workloads(&all, id) && all.iter().any(|r| r.id == id && !r.proxyless)
+    }
+
+    /// Whether istiod has answered on a stream of the workload that is open.
+    pub(super) fn is_live(&self) -> bool {
+        workloads(&self.registered.lock().expect("no panic holds this lock")).any(|r| r.live)
     }
 
     /// Whether the agent's own Envoy has a stream: others stand beside it, as those of proxyless clients do.
@@ -183,15 +234,32 @@ impl Shared {
         is_noted(&self.registered.lock().expect("no panic holds this lock"), id)
     }
 
-    /// Whether another stream is open beside this one, which has a way of its own.
+    /// Whether another stream of the workload is open beside this one of its, which has a way of its own.
     pub(super) fn has_others(&self, id: u64) -> bool {
         let all = self.registered.lock().expect("no panic holds this lock");
-        all.iter().any(|r| r.id != id && !r.stop.is_cancelled())
+        let mine = all.iter().find(|r| r.id == id).map(Registered::rank);
+        all.iter().any(|r| r.id != id && Some(r.rank()) >= mine && !r.stop.is_cancelled())
     }
 
-    /// Whether a stream that is opened now is held instead of failed.
+    /// Whether a stream of the workload that is opened now is held instead of failed.
     pub(super) fn holds(&self) -> bool {
         !self.config.hold.is_zero() && (self.has_failed() || self.put_off().is_some())
+    }
+
+    /// Whether this stream, of which it is known whose it is, is held.
+    pub(super) fn holds_on(&self, id: u64) -> bool {
+        self.holds() || !self.is_workloads(id) && self.fails_others()
+    }
+
+    /// Whether istiod has failed last whoever is beside the workload, and that is held.
+    pub(super) fn fails_others(&self) -> bool {
+        !self.config.hold.is_zero() && self.others.lock().expect("no panic holds this lock").failures() > 0
+    }
+
+    // That of the workload, or that of whoever is beside it.
+    fn hold_of(&self, id: u64) -> MutexGuard<'_, Hold> {
+        let hold = if self.is_workloads(id) { &self.hold } else { &self.others };
+        hold.lock().expect("no panic holds this lock")
     }
 
     /// How long the next dial is put off, though istiod has not failed.
@@ -199,13 +267,17 @@ impl Shared {
         self.hold.lock().expect("no panic holds this lock").put_off()
     }
 
-    /// Whether istiod has failed last.
+    /// Whether istiod has failed the workload last.
     pub(super) fn has_failed(&self) -> bool {
         self.hold.lock().expect("no panic holds this lock").failures() > 0
     }
 
     pub(super) fn due(&self) -> Option<Due> {
         self.hold.lock().expect("no panic holds this lock").due()
+    }
+
+    pub(super) fn due_on(&self, id: u64) -> Option<Due> {
+        self.hold_of(id).due()
     }
 
     /// Tells why an attempt fails, and what is wrong with the token beside a way that fails.
@@ -215,15 +287,25 @@ impl Shared {
         self.troubles.failed(report, token);
     }
 
-    /// Counts a failed attempt and gives the delay until the next.
+    /// As [`Self::failed`], for this stream: in the workload's name only where it is the workload's.
+    pub(super) fn failed_on(&self, id: u64, status: &Status, report: Report) -> Duration {
+        if self.is_workloads(id) {
+            return self.failed(status, report);
+        }
+        self.others.lock().expect("no panic holds this lock").failed(status)
+    }
+
+    /// Counts a failed attempt of the workload's and gives the delay until the next.
     pub(super) fn failed(&self, status: &Status, report: Report) -> Duration {
         self.told(report);
         let (delay, failures) = {
             let mut hold = self.hold.lock().expect("no panic holds this lock");
             (hold.failed(status), hold.failures())
         };
-        let next = u64::try_from(delay.as_millis()).ok();
-        self.state.upstream_failed(failures, status.message().to_owned(), next);
+        if !self.is_live() {
+            let next = u64::try_from(delay.as_millis()).ok();
+            self.state.upstream_failed(failures, status.message().to_owned(), next);
+        }
         delay
     }
 
@@ -266,18 +348,29 @@ impl Shared {
         }
     }
 
-    /// Istiod's first message on a stream has come.
-    pub(super) fn came_alive(&self) {
-        self.hold.lock().expect("no panic holds this lock").reset();
+    /// Istiod's first message on this stream has come.
+    pub(super) fn came_alive(&self, id: u64) {
+        let mut all = self.registered.lock().expect("no panic holds this lock");
+        all.iter_mut().filter(|r| r.id == id).for_each(|r| r.live = true);
+        drop(all);
+        self.hold_of(id).reset();
+        if !self.is_workloads(id) {
+            return;
+        }
         self.state.upstream_live();
         self.troubles.answered();
     }
 
-    /// Istiod ended a stream in a way that trying again in silence does not mend.
-    pub(super) fn answered_badly(&self, status: &Status) {
+    /// Istiod ended this stream in a way that trying again in silence does not mend.
+    pub(super) fn answered_badly(&self, id: u64, status: &Status) {
+        self.hold_of(id).reset();
+        if !self.is_workloads(id) {
+            return;
+        }
         self.told(trouble::ended(self.upstream.address(), status));
-        self.hold.lock().expect("no panic holds this lock").reset();
-        self.state.upstream_down(Some(status.message().to_owned()));
+        if !self.is_live() {
+            self.state.upstream_down(Some(status.message().to_owned()));
+        }
     }
 
     /// The agent's own requests, which follow Envoy's first one for listeners.
@@ -317,7 +410,7 @@ mod tests {
 
     fn stream(id: u64, own: Option<u64>) -> Registered {
         let (queue, stop) = (Arc::default(), Stop::new());
-        Registered { id, protocol: Protocol::Sotw, queue, stop, own, proxyless: false }
+        Registered { id, protocol: Protocol::Sotw, queue, stop, own, proxyless: false, live: false }
     }
 
     #[test]
@@ -341,5 +434,22 @@ mod tests {
         all[1].stop.cancel();
         assert_eq!([1, 2, 3, 4].map(|id| is_noted(&all, id)), [false, true, true, false]);
         assert!(is_noted(&[stream(1, None), stream(2, None)], 2), "where all are somebody else's");
+    }
+
+    #[test]
+    fn whose_the_workloads_stream_is() {
+        let of = |all: &[Registered]| all.iter().map(|r| is_workloads(all, r.id)).collect::<Vec<_>>();
+        let proxyless = |id| Registered { proxyless: true, ..stream(id, None) };
+        assert_eq!(of(&[proxyless(1), proxyless(2)]), [true, true], "where there is nobody else");
+        let mut all = vec![proxyless(1), stream(2, None), stream(3, None)];
+        assert_eq!(of(&all), [false, true, true]);
+        assert_eq!(workloads(&all).map(|r| r.id).collect::<Vec<_>>(), [2, 3]);
+        all.extend([stream(4, Some(7)), stream(5, Some(8))]);
+        assert_eq!(of(&all), [false, false, false, true, true], "its own Envoys, each epoch");
+        assert_eq!(workloads(&all).map(|r| r.id).collect::<Vec<_>>(), [4, 5]);
+        all[3].stop.cancel();
+        all[4].stop.cancel();
+        assert_eq!(of(&all)[..3], [false, true, true], "they are ended");
+        assert!(!is_workloads(&all, 9), "of none that is not there");
     }
 }

@@ -40,17 +40,20 @@ struct Type {
 struct Inner {
     types: BTreeMap<String, Type>,
     nacks: Vec<Nack>,
-    stream: Option<StreamView>,
-    // When Envoy opened it.
-    opened: Option<SystemTime>,
+    // Open ones, by their number, and when each was opened.
+    streams: BTreeMap<u64, (StreamView, SystemTime)>,
+    // That of the workload.
+    shown: Option<u64>,
+    // Those that are held, and since when.
+    held: BTreeMap<u64, u64>,
     upstream: UpstreamView,
 }
 
 impl Inner {
     // Notes when a phase of the stream was first reached.
     fn reached(&mut self, now: SystemTime, phase: impl FnOnce(&mut Timeline) -> &mut Option<u64>) {
-        let Some((stream, opened)) = self.stream.as_mut().zip(self.opened) else { return };
-        let after = now.duration_since(opened).unwrap_or_default().as_millis();
+        let Some((stream, opened)) = self.shown.and_then(|id| self.streams.get_mut(&id)) else { return };
+        let after = now.duration_since(*opened).unwrap_or_default().as_millis();
         phase(&mut stream.timeline).get_or_insert(u64::try_from(after).unwrap_or(u64::MAX));
     }
 }
@@ -172,22 +175,22 @@ impl RelayState {
         });
     }
 
-    /// Envoy has opened a stream.
+    /// A stream was opened.
     pub(crate) fn stream_opened(&self, id: u64, protocol: Protocol) {
         self.with(|inner, now| {
             let timeline = Timeline::default();
-            inner.stream = Some(StreamView { id, protocol, since: unix(now), timeline });
-            inner.opened = Some(now);
+            inner.streams.insert(id, (StreamView { id, protocol, since: unix(now), timeline }, now));
         });
     }
 
-    /// The stream has ended (unless a newer one has taken its place).
+    /// It has ended.
     pub(crate) fn stream_closed(&self, id: u64) {
-        self.with(|inner, _| {
-            if inner.stream.as_ref().is_some_and(|s| s.id == id) {
-                inner.stream = None;
-            }
-        });
+        self.with(|inner, _| inner.streams.remove(&id));
+    }
+
+    /// Which stream is the workload's from now on: the one that is shown.
+    pub(crate) fn show(&self, id: Option<u64>) {
+        self.with(|inner, _| inner.shown = id);
     }
 
     /// A way to istiod is open; it has not answered yet.
@@ -195,7 +198,7 @@ impl RelayState {
         self.with(|inner, now| {
             inner.upstream.peer = Some(peer);
             inner.upstream.token_expires = token_expires.map(unix);
-            if let Some(stream) = &mut inner.stream {
+            if let Some((stream, _)) = inner.shown.and_then(|id| inner.streams.get_mut(&id)) {
                 // An earlier attempt does not count.
                 stream.timeline.upstream_opened = None;
             }
@@ -209,7 +212,7 @@ impl RelayState {
             inner.reached(now, |t| &mut t.first_response);
             let up = &mut inner.upstream;
             up.connected_since = Some(unix(now));
-            (up.down_since, up.last_error, up.held_since, up.next_attempt_ms) = (None, None, None, None);
+            (up.down_since, up.last_error, up.next_attempt_ms) = (None, None, None);
             up.failures = 0;
         });
     }
@@ -240,9 +243,15 @@ impl RelayState {
         self.with(|inner, _| inner.upstream.next_attempt_ms = Some(next_attempt_ms));
     }
 
-    /// Envoy's stream is held from now on, or no longer.
-    pub(crate) fn held(&self, held: bool) {
-        self.with(|inner, now| inner.upstream.held_since = held.then(|| unix(now)));
+    /// A stream is held from now on, or no longer.
+    pub(crate) fn held(&self, id: u64, held: bool) {
+        self.with(|inner, now| {
+            if held {
+                inner.held.insert(id, unix(now));
+            } else {
+                inner.held.remove(&id);
+            }
+        });
     }
 
     /// For people.
@@ -270,9 +279,10 @@ impl RelayState {
                     accepted_age_s: age(t.last_accepted),
                 }
             });
+            let held_since = inner.held.values().min().copied();
             Snapshot {
-                stream: inner.stream.clone(),
-                upstream: inner.upstream.clone(),
+                stream: inner.shown.and_then(|id| inner.streams.get(&id)).map(|(stream, _)| stream.clone()),
+                upstream: UpstreamView { held_since, ..inner.upstream.clone() },
                 types: types.collect(),
                 nacks: inner.nacks.clone(),
             }

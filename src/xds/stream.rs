@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::time::Instant;
+use tonic::Status;
 
 use super::held::Held;
 use super::memory::Memory;
@@ -28,6 +29,10 @@ pub(super) struct Stream<'a> {
     pub(super) committed: &'a AtomicBool,
     /// Set by the first request for listeners, after which the agent sends its own.
     pub(super) first_listeners: &'a AtomicBool,
+    /// Set by the first request that goes to istiod.
+    pub(super) asked: &'a AtomicBool,
+    /// Set where the last good configuration has been told that istiod has answered.
+    pub(super) counted: &'a AtomicBool,
     /// Set while Envoy does not know that istiod is being dialled.
     pub(super) held: Option<&'a Held>,
     /// The number of the attempt at istiod, by which the last good configuration knows it; 0: it does not.
@@ -37,6 +42,54 @@ pub(super) struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
+    /// Whether what becomes of it is the workload's; else nobody but its client is told.
+    pub(super) fn is_workloads(&self) -> bool {
+        self.shared.is_workloads(self.id)
+    }
+
+    // What keeps the last good configuration, which is told of the workload's Envoy only.
+    fn memory(&self) -> Option<&'a Memory> {
+        self.shared.memory.as_deref().filter(|_| self.shared.is_envoys(self.id))
+    }
+
+    /// How an attempt at istiod ended.
+    pub(super) fn judge(&self, status: &Status) {
+        if let Some(memory) = self.memory() {
+            memory.judge(status);
+        }
+    }
+
+    /// The way to istiod is closed. That of another stream of the workload may stand.
+    pub(super) fn down(&self, why: Option<String>) {
+        if self.is_workloads() && !self.shared.has_others(self.id) {
+            self.shared.state.upstream_down(why);
+        }
+    }
+
+    /// Istiod's first message has come.
+    pub(super) fn came_alive(&self) {
+        self.shared.came_alive(self.id);
+        if let Some(memory) = self.memory() {
+            memory.answered();
+            self.counted.store(true, Ordering::Relaxed);
+        }
+        if self.is_workloads() {
+            self.told_connected();
+        }
+        if let Some(held) = self.held {
+            held.end("healed");
+        }
+    }
+
+    /// An open way to istiod is over.
+    pub(super) fn over(&self) {
+        if self.counted.swap(false, Ordering::Relaxed)
+            && let Some(memory) = &self.shared.memory
+        {
+            memory.ended();
+        }
+    }
+
     /// What notes this stream for the last good configuration, where that is kept.
     pub(super) fn recorder(&self, of: fn(&'a Memory, u64, Protocol) -> Recorder<'a>) -> Option<Recorder<'a>> {
         let attempt = self.attempt.load(Ordering::Relaxed);
@@ -62,8 +115,8 @@ impl<'a> Stream<'a> {
         self.own && unfed() && self.shared.is_noted(self.id)
     }
 
-    /// Says that istiod has answered, in the Go agent's words.
-    pub(super) fn told_connected(&self) {
+    // Says that istiod has answered, in the Go agent's words.
+    fn told_connected(&self) {
         let now = self.shared.state.snapshot();
         let peer = now.upstream.peer.unwrap_or_default();
         let took = now.stream.and_then(|s| s.timeline.first_response).unwrap_or_default();
@@ -74,10 +127,23 @@ impl<'a> Stream<'a> {
         self.shared.troubles.connected(text);
     }
 
-    /// Says that istiod has not answered yet; nothing once it has.
-    pub(super) fn told_silent(&self) {
-        if !self.committed.load(Ordering::Relaxed) {
+    /// Says that istiod has not answered yet; nothing once it has. Gives whether that has to wait, since nobody has asked it
+    /// for anything.
+    pub(super) fn told_silent(&self) -> bool {
+        if self.committed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let asked = self.asked.load(Ordering::Relaxed);
+        if asked && self.is_workloads() {
             self.shared.told(trouble::silent(self.shared.upstream.address()));
+        }
+        !asked
+    }
+
+    /// It has lived for a while.
+    pub(super) fn settled(&self) {
+        if self.committed.load(Ordering::Relaxed) && self.is_workloads() {
+            self.shared.troubles.settled();
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::base::tasks::{Group, Stop};
 use crate::istiod::auth::{self, Token};
 use crate::istiod::{Connection, Error, Stream};
 
+mod beside;
 mod ends;
 mod epochs;
 mod herd;

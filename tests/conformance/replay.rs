@@ -428,6 +428,46 @@ async fn and_so_does_one_of_the_older_protocol() {
     crash(true).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_beside_the_own_envoy_that_istiod_refuses_takes_nothing_from_the_workload() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    let builder = TestAgent::with()
+        .istiod(&mock)
+        .env("METRICS_DETAILS", "true")
+        .env("XDS_REPLAY", "memory")
+        .env("ENVOY_RECOVERY", "true");
+    let mut agent = builder.envoy(Envoy::Real).start();
+    agent.wait_ready().await;
+    eventually("traffic flows", || async { mesh.ask(&mock).await.ok() }).await;
+    for code in [Code::InvalidArgument, Code::Unavailable, Code::PermissionDenied] {
+        mock.ads().always(vec![Fault::refuse(code)]);
+        // The library has it as it is: nobody holds this one, or it is held in vain.
+        let mut stranger = agent.xds().await.ads();
+        stranger.send(&ask(CDS));
+        let told = tokio::time::timeout(std::time::Duration::from_secs(2), stranger.end()).await;
+        assert!(told.is_err() || told.unwrap().code() == code, "{code:?}");
+        drop(stranger);
+        mock.ads().clear();
+        let page = agent.get("/debug/agentz").await.unwrap().text();
+        let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+        assert_eq!(page["troubles"], serde_json::json!([]), "{code:?}");
+        let types = page["config"]["types"].as_array().unwrap();
+        assert!(types.iter().all(|of| of["state"] != "stale"), "{code:?}: {types:?}");
+    }
+    mock.down().await;
+    let before = agent.envoy_pid().await;
+    kill_process(before, Signal::KILL).unwrap();
+    eventually("another Envoy serves", || async {
+        let now = agent.envoy_pid().await;
+        (now != before).then_some(())?;
+        mesh.ask(&mock).await.ok()
+    })
+    .await;
+    assert_eq!(agent.metric(SERVING).await, Some(1.0));
+    agent.stop().await;
+}
+
 /// Serves once, is killed with its Envoy, and is started again in the same folder, with istiod away for good.
 async fn killed(change: impl Fn(Builder) -> Builder) -> (MockIstiod, Loop, TestAgent) {
     let (mock, mesh, agent, _) = killed_with(|builder| builder, change).await;

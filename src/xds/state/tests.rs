@@ -91,6 +91,7 @@ fn the_timeline_of_a_stream_keeps_the_first_time_of_each_phase() {
     let (state, clock) = state();
     let second = || clock.advance(Duration::from_secs(1));
     state.stream_opened(1, Protocol::Delta);
+    state.show(Some(1));
     second();
     state.upstream_open("peer".to_owned(), None);
     second();
@@ -107,4 +108,36 @@ fn the_timeline_of_a_stream_keeps_the_first_time_of_each_phase() {
     assert_eq!(timeline.upstream_opened, Some(2000), "the last attempt's");
     assert_eq!((timeline.first_response, timeline.first_accepted), (Some(3000), Some(4000)));
     assert_eq!(view.upstream.token_expires, Some(7));
+}
+
+#[test]
+fn a_hold_shows_until_the_last_is_over() {
+    let (state, clock) = state();
+    let since = || state.snapshot().upstream.held_since;
+    state.held(1, true);
+    clock.advance(Duration::from_secs(5));
+    state.held(2, true);
+    assert_eq!(since(), Some(1000));
+    state.held(1, false);
+    assert_eq!(since(), Some(1005), "the other is held on");
+    state.upstream_live();
+    state.held(2, false);
+    assert_eq!(since(), None);
+}
+
+#[test]
+fn a_stream_that_is_shown_again_is_as_old_as_it_was() {
+    let (state, clock) = state();
+    state.stream_opened(1, Protocol::Delta);
+    state.show(Some(1));
+    state.upstream_open("peer".to_owned(), None);
+    clock.advance(Duration::from_secs(5));
+    state.stream_opened(2, Protocol::Sotw);
+    state.show(Some(2));
+    assert_eq!(state.snapshot().stream.unwrap().timeline.upstream_opened, None);
+    state.stream_closed(2);
+    assert!(state.snapshot().stream.is_none());
+    state.show(Some(1));
+    let stream = state.snapshot().stream.unwrap();
+    assert_eq!((stream.since, stream.timeline.upstream_opened), (1000, Some(0)));
 }

@@ -46,10 +46,29 @@ impl TokenSource for Tokens {
     }
 }
 
+/// Tokens of a source that may be away.
+#[derive(Debug, Default)]
+pub(super) struct Source {
+    pub(super) gone: AtomicBool,
+}
+
+impl TokenSource for Source {
+    fn token(&self) -> BoxFuture<'_, Result<Option<Token>, auth::Error>> {
+        Box::pin(async {
+            match self.gone.load(Ordering::SeqCst) {
+                true => Err(auth::Error::new("HTTP status 503")),
+                false => Ok(Token::new("secret")),
+            }
+        })
+    }
+}
+
 /// A relay between a test that plays Envoy and a test that plays istiod.
 pub(super) struct Rig {
     pub(super) group: Group,
     pub(super) way: Arc<Way>,
+    pub(super) tokens: Arc<Source>,
+    pub(super) troubles: crate::trouble::Troubles,
     pub(super) handle: Handle,
     pub(super) metrics: Metrics,
     pub(super) socket: PathBuf,
@@ -101,16 +120,17 @@ impl Rig {
         let (news, wake) = watch::channel(0);
         let (tap, bundle) = TrustBundle::tap(Vec::new());
         let metrics = Metrics::new();
+        let (tokens, troubles) = (Arc::<Source>::default(), crate::trouble::Troubles::default());
         let parts = Parts {
             upstream: way.clone(),
-            tokens: Arc::new(Tokens),
+            tokens: tokens.clone(),
             headers: CallHeaders::default(),
             taps: vec![tap],
             convert: None,
             wake,
             metrics: metrics.clone(),
             clock: Arc::new(clock::System),
-            trouble: Default::default(),
+            trouble: troubles.reporter("xdsproxy"),
         };
         let server = Server::new(config, parts);
         let handle = server.handle();
@@ -119,7 +139,20 @@ impl Rig {
         }
         let bound = server.bind().unwrap();
         group.run("xds", server.serve(bound, group.token()));
-        Self { group, way, handle, metrics, socket, news, streams, bundle, deaf: Stop::new(), _dir: dir }
+        Self {
+            group,
+            way,
+            tokens,
+            troubles,
+            handle,
+            metrics,
+            socket,
+            news,
+            streams,
+            bundle,
+            deaf: Stop::new(),
+            _dir: dir,
+        }
     }
 
     pub(super) async fn envoy(&self, protocol: Protocol) -> Envoy {
