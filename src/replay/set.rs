@@ -5,6 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::blocks::{Blocks, Place};
 use super::read;
 
+/// Name and version of a resource that Envoy has.
+type Had = (String, String);
+
 /// What there is of one type.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Set {
@@ -35,9 +38,9 @@ impl Set {
 
     /// Which of these delta resources are not here in this version. One block is unpacked at a time; what cannot be read is not
     /// here.
-    pub(super) fn lacks<'a>(&self, has: impl Iterator<Item = &'a (String, String)>) -> BTreeSet<String> {
+    pub(super) fn lacks<'a>(&self, has: impl Iterator<Item = &'a Had>) -> BTreeSet<String> {
         let mut lacks = BTreeSet::new();
-        let mut here: BTreeMap<u32, Vec<(Place, &(String, String))>> = BTreeMap::new();
+        let mut here: BTreeMap<u32, Vec<(Place, &Had)>> = BTreeMap::new();
         for had in has {
             match self.names.get(had.0.as_str()) {
                 Some(place) => here.entry(place.block()).or_default().push((*place, had)),

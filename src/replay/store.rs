@@ -90,7 +90,7 @@ impl Store {
         }
         let Some(accepted) = self.answered(&request) else { return true };
         // Half a set is none.
-        if !accepted.response.is_some_and(|response| self.take(&response).is_ok()) {
+        if accepted.response.is_none_or(|response| self.take(&response).is_err()) {
             self.lost(id);
         }
         true

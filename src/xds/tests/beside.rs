@@ -139,6 +139,7 @@ async fn an_istiod_that_nobody_has_asked_is_not_silent() {
         id,
         protocol: Protocol::Sotw,
         shared: &shared,
+        own: false,
         queue: &queue,
         committed: &flag,
         first_listeners: &flag,

@@ -365,7 +365,8 @@ async fn a_held_stream_ends_when_memory_can_stand_in() {
     let mut held = rig.envoy(Protocol::Delta).await;
     held.send(&delta_request(CDS)).await;
     rig.eventually("it is held and dialled for", || rig.metric("xds_dials", Some("failed")) >= 2.0).await;
-    tokio::task::spawn_blocking(move || std::fs::write(file, kept).unwrap()).await.unwrap();
+    let written = crate::base::lane::begin("the file", move || std::fs::write(file, kept).unwrap()).unwrap();
+    written.await.unwrap();
     assert_eq!(held.status().await.0, Code::Unavailable);
     let mut next = rig.envoy(Protocol::Delta).await;
     next.send(&delta_request(CDS)).await;
