@@ -171,6 +171,8 @@ fn log_fault(places: &Places, plan: &Plan, parsed: &Parsed) -> Option<String> {
     let whole =
         |path: &Path| std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| cleaned(&path));
     let other = plan.logs.iter().map(PathBuf::as_path).chain(MADE.map(Path::new)).map(|dir| places.at(dir));
+    // One that is there is given to nobody.
+    let other = other.filter(|dir| !dir.is_dir());
     let other = other.chain(["/dev", "/proc"].map(PathBuf::from)).map(|dir| whole(&dir));
     let other: Vec<PathBuf> = other.collect();
     options.targets.retain(|target| {
@@ -224,7 +226,11 @@ fn startable(plan: &Plan, config: &Arc<Sources>) -> Vec<Error> {
     // ends a process whose threads cannot all become the same user later.
     match runtime::build() {
         Ok(runtime) => {
-            let late = runtime.block_on(late::refusals(config));
+            let root = plan
+                .become_user
+                .as_ref()
+                .map_or_else(|| rustix::process::getuid().is_root(), |user| user.uid == 0);
+            let late = runtime.block_on(late::refusals(config, root));
             runtime.shutdown_background();
             late
         }

@@ -2,6 +2,7 @@
 //! that nobody would serve. Whoever asks needs a runtime; nothing is changed or bound for good.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,20 +20,21 @@ use crate::trouble::Kind;
 /// A resolver or a metadata server that stays silent is not waited for any longer. What does not answer refuses nothing.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// All of it that is known, of a configuration that [`super::Config::new`] takes.
-pub(crate) async fn refusals(sources: &Arc<Sources>) -> Vec<Error> {
-    let of_grpc = sources.clone();
-    let all = tokio::join!(
-        timeout(PATIENCE, identity(sources.clone())),
-        timeout(PATIENCE, beside(move || grpc(&of_grpc))),
-        timeout(PATIENCE, dns(sources)),
-    );
-    [all.0, all.1, all.2].into_iter().filter_map(Result::ok).flatten().collect()
+/// All of it that is known, of a configuration that [`super::Config::new`] takes. `root`: whether the agent will be.
+pub(crate) async fn refusals(sources: &Arc<Sources>, root: bool) -> Vec<Error> {
+    let (identity, grpc, dns) =
+        tokio::join!(identity(sources.clone()), grpc(sources.clone()), timeout(PATIENCE, dns(sources, root)));
+    [identity, grpc, dns.ok().flatten()].into_iter().flatten().collect()
 }
 
-// On a thread: a folder may not answer.
-async fn beside<T: Send + 'static>(look: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
-    lane::begin("configuration", look).ok()?.await.ok()?
+// On a thread: a folder may not answer, and whoever looks is not to hang with it. `of`: what is looked at.
+async fn beside<T: Send + 'static>(
+    of: &Path,
+    look: impl FnOnce() -> Option<T> + Send + 'static,
+) -> Result<Option<T>, Error> {
+    let Ok(looked) = lane::begin("configuration", look) else { return Ok(None) };
+    let late = |_| Error::new(format!("{}: its folder does not answer", of.display())).of(Kind::SocketFolder);
+    timeout(PATIENCE, looked).await.map(|looked| looked.ok().flatten()).map_err(late)
 }
 
 // Who owns the workload's socket, and, where that is this agent, for whom its token is exchanged.
@@ -40,7 +42,10 @@ async fn identity(sources: Arc<Sources>) -> Option<Error> {
     let socket = parts::identity::workload_socket(&sources);
     let there = socket.dir.join(&socket.file);
     // The look itself touches it, too, and would hold up everybody.
-    beside(move || Some(there.exists())).await?;
+    let touched = there.clone();
+    if let Err(silent) = beside(&there, move || Some(touched.exists())).await {
+        return Some(silent);
+    }
     match probe::look(&socket).await {
         Ok(probe::Mode::Own) => {}
         Ok(probe::Mode::External) => return None,
@@ -49,16 +54,21 @@ async fn identity(sources: Arc<Sources>) -> Option<Error> {
         Err(error @ probe::Error::Name(_)) => return Some(Error::new(chain(&error))),
         Err(error) => return Some(Error::new(chain(&error)).of(Kind::SocketFolder)),
     }
-    let exchange = beside(move || {
+    let exchange = beside(&there, move || {
         let mounted = parts::identity::plan(&sources).ok()?.file_mounted;
         parts::ca::signer(&sources, mounted).ok()??.exchange
     });
-    exchange.await?.settle().await.err()
+    timeout(PATIENCE, exchange.await.ok()??.settle()).await.ok()?.err()
 }
 
 // A folder that is missing is made by the start, and whose it is shows then.
-fn grpc(sources: &Sources) -> Option<Error> {
+async fn grpc(sources: Arc<Sources>) -> Option<Error> {
     let path = sources.path(sources.settings.some_text(var::GRPC_XDS_BOOTSTRAP)?);
+    let place = path.clone();
+    beside(&path, move || misplaced(&place)).await.unwrap_or_else(Some)
+}
+
+fn misplaced(path: &Path) -> Option<Error> {
     let above = path.ancestors().skip(1).find(|at| at.exists() && !at.as_os_str().is_empty());
     let why = if path.is_dir() {
         ErrorKind::IsADirectory
@@ -71,7 +81,7 @@ fn grpc(sources: &Sources) -> Option<Error> {
     Some(Error::new(said).of(Kind::GrpcBootstrapMissing))
 }
 
-async fn dns(sources: &Sources) -> Option<Error> {
-    let address = parts::dns::address(sources, rustix::process::getuid().is_root())?;
+async fn dns(sources: &Sources, root: bool) -> Option<Error> {
+    let address = parts::dns::address(sources, root)?;
     dns::resolves(address).await.err().map(|why| Error::new(chain(&why)))
 }

@@ -130,7 +130,7 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
     };
     let status_port = port.or_else(|| parts::ports::status(&scene.config));
     let (late, files, token, upstream, signed, capture, envoy, limits, (ports, running)) = tokio::join!(
-        late::refusals(&scene.config),
+        late::refusals(&scene.config, rustix::process::getuid().is_root()),
         blocking("files", end, {
             let scene = scene.clone();
             move || files::checks(&scene)

@@ -163,8 +163,6 @@ impl Manager {
         self.metrics.renewal_failed(label(&error));
         let now = self.clock.now();
         let failed = self.workload.failed(&error, mono);
-        // One attempt for each who asks; the next one brings another.
-        self.roots_due = false;
         let left = self
             .workload
             .valid(now)

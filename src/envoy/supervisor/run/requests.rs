@@ -148,7 +148,7 @@ impl Run {
 
     // An epoch with another one has failed, which nobody wants any more.
     fn put_back(&self) {
-        if self.core.is_settled() && self.settled_at.is_none() {
+        if self.core.is_settled() && self.settled_at.is_none() && self.executing.is_empty() {
             self.trouble.end();
         }
     }
