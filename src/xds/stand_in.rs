@@ -67,7 +67,28 @@ enum Way<'a> {
         // Envoy has said something since it was told.
         news: bool,
         attempt: u64,
+        _feeding: Option<Feeding<'a>>,
     },
+}
+
+// From its first request on the store knows this attempt instead of another's; the relay, to which it is handed over, says so
+// again.
+struct Feeding<'a> {
+    memory: &'a Memory,
+    attempt: u64,
+}
+
+impl<'a> Feeding<'a> {
+    fn of(memory: &'a Memory, attempt: u64) -> Self {
+        memory.feeds(attempt);
+        Self { memory, attempt }
+    }
+}
+
+impl Drop for Feeding<'_> {
+    fn drop(&mut self) {
+        self.memory.over(self.attempt);
+    }
 }
 
 enum Event {
@@ -258,14 +279,16 @@ fn pass_on(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, way: &mut 
 }
 
 // On a fresh stream istiod is asked for all that Envoy has asked for.
-fn asked<'a>(stream: &Stream<'_>, memory: &Memory, envoy: &mut StandIn, link: Link) -> Way<'a> {
+fn asked<'a>(stream: &Stream<'_>, memory: &'a Memory, envoy: &mut StandIn, link: Link) -> Way<'a> {
     // Of two epochs only one is noted.
     let attempt = if stream.shared.is_noted(stream.id) { memory.next_stream() } else { 0 };
+    let feeding = (attempt > 0).then(|| Feeding::of(memory, attempt));
     let first = envoy.hand_over();
     first.iter().for_each(|message| told(stream, memory, attempt, message));
     let first = first.iter().map(|message| frame_bytes(message)).collect();
     let (more, queue) = mpsc::channel(1);
-    Way::Asking { answer: Box::pin(ask(link, first, queue)), more, news: false, attempt }
+    let answer = Box::pin(ask(link, first, queue));
+    Way::Asking { answer, more, news: false, attempt, _feeding: feeding }
 }
 
 // From here on the relay reads what Envoy writes; what memory was told of it goes along.
@@ -315,6 +338,7 @@ fn unread_as(unread: &Unread) -> Ended {
 fn told(stream: &Stream<'_>, memory: &Memory, attempt: u64, message: &Bytes) {
     let (shared, protocol) = (stream.shared, stream.protocol);
     shared.meters.request();
+    stream.asked.store(true, Ordering::Relaxed);
     if let Ok((type_url, _)) = crate::replay::read::answers(protocol.mode(), message) {
         shared.state.request(&type_url, &Facts::default());
     }
