@@ -105,7 +105,7 @@ async fn custom_text(path: &Path) -> Vec<u8> {
     })
 }
 
-/// As [`validate`], of a text that may be YAML, which a template may have made.
+/// As [`validate()`], of a text that may be YAML, which a template may have made.
 pub(crate) async fn judged(
     envoy: &str,
     bootstrap: validate::Bootstrap<'_>,

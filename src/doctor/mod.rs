@@ -1,7 +1,7 @@
 //! `doctor`: finds out why a proxy does not work here, without a running agent or beside one.
 //!
 //! Goes through everything a start needs, in the order of a start, and says of each whether it is well, with cause
-//! and what to do. What is found has the same names ([`Kind`](crate::trouble::Kind)) as what a running agent reports,
+//! and what to do. What is found has the same names ([`Kind`]) as what a running agent reports,
 //! so the topmost of both, by the order of causes, is the one verdict.
 //!
 //! Promises:
