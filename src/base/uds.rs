@@ -176,13 +176,17 @@ pub(crate) fn bind_with(path: &Path, mode: u32) -> Result<Bound, Error> {
     let Some(bound) = inherited(path) else { return Unpolled::bind(path, mode)?.polled() };
     // The program before this one may have had another mind. Nobody waits for it: the folder may not answer.
     let (path, ours) = (path.to_owned(), bound.file.identity);
-    let _ = lane::begin("a socket's mode", move || {
+    let shown = path.display().to_string();
+    let begun = lane::begin("a socket's mode", move || {
         if identity(&path).is_ok_and(|now| now == ours)
             && let Err(error) = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
         {
             tracing::warn!("unix://{} keeps its mode: {error}", path.display());
         }
     });
+    if let Err(error) = begun {
+        tracing::warn!("unix://{shown} keeps its mode: {error}");
+    }
     Ok(bound)
 }
 

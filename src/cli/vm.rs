@@ -171,8 +171,6 @@ fn log_fault(places: &Places, plan: &Plan, parsed: &Parsed) -> Option<String> {
     let whole =
         |path: &Path| std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| cleaned(&path));
     let other = plan.logs.iter().map(PathBuf::as_path).chain(MADE.map(Path::new)).map(|dir| places.at(dir));
-    // One that is there is given to nobody.
-    let other = other.filter(|dir| !dir.is_dir());
     let other = other.chain(["/dev", "/proc"].map(PathBuf::from)).map(|dir| whole(&dir));
     let other: Vec<PathBuf> = other.collect();
     options.targets.retain(|target| {

@@ -293,7 +293,7 @@ impl EnvoyStream<'_> {
         let (shared, protocol) = (self.stream.shared, self.stream.protocol);
         let Some(memory) = &shared.memory else { return Ok(None) };
         let can_serve = memory.can_serve(protocol).await;
-        if !can_serve && !self.inbox.proxyless() {
+        if !can_serve && self.ends_at.is_some() && !self.inbox.proxyless() {
             self.memory = Box::pin(memory.clone().comes_to_serve(protocol));
         }
         if !can_serve || self.inbox.is_proxyless(FIRST_REQUEST).await {

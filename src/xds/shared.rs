@@ -197,17 +197,9 @@ impl Shared {
     /// Forgets a stream.
     pub(super) fn unregister(&self, id: u64) {
         let mut all = self.registered.lock().expect("no panic holds this lock");
-        let failed = is_workloads(&all, id) && all.iter().any(|r| r.id == id && !r.live);
         all.retain(|r| r.id != id);
         self.state.stream_closed(id);
         self.show(&all);
-        let goes_on = workloads(&all).any(|r| r.live);
-        drop(all);
-        if failed && goes_on {
-            // What it has met is over with it, as another of the workload's has what istiod says.
-            self.hold.lock().expect("no panic holds this lock").reset();
-            self.troubles.answered();
-        }
     }
 
     // Of the workload's streams the newest is shown, of epochs side by side that of the latest.
