@@ -22,13 +22,16 @@ async fn counted(world: &World, name: &str, count: f64) {
 #[tokio::test]
 async fn the_end_of_a_connections_age_is_expected_and_the_next_stream_works() {
     let mut world = World::new().await;
-    let (mut envoy, istiod) = world.sotw().await;
+    let (mut envoy, mut istiod) = world.sotw().await;
     istiod.responses.sotw(&answer(CDS, "1", 10)).await.unwrap();
     envoy.next().await.unwrap();
     // What a Go server does: tells it, waits its grace, closes.
     istiod.responses.go_away().await.unwrap();
     istiod.responses.sotw(&answer(CDS, "2", 10)).await.unwrap();
     assert_eq!(envoy.next().await.unwrap().nonce, "2");
+    // With something of the agent's unread, as its answer to the goodbye, the connection would be reset, not closed.
+    envoy.send(&ask(CDS));
+    request(&mut istiod).await;
     istiod.responses.drop_connection().await.unwrap();
     assert_eq!(envoy.end().await.code(), tonic::Code::Unavailable);
     counted(&world, "istiod_connection_terminations{type=\"cancelled\"}", 1.0).await;
