@@ -27,13 +27,14 @@ pub(crate) async fn refusals(sources: &Arc<Sources>, root: bool) -> Vec<Error> {
     [identity, grpc, dns.ok().flatten()].into_iter().flatten().collect()
 }
 
-// On a thread: a folder may not answer, and whoever looks is not to hang with it. `of`: what is looked at.
+// On a thread: a folder may not answer, and whoever looks is not to hang with it. `of`: what is looked at, and what is wrong
+// then.
 async fn beside<T: Send + 'static>(
-    of: &Path,
+    (of, kind): (&Path, Kind),
     look: impl FnOnce() -> Option<T> + Send + 'static,
 ) -> Result<Option<T>, Error> {
     let Ok(looked) = lane::begin("configuration", look) else { return Ok(None) };
-    let late = |_| Error::new(format!("{}: its folder does not answer", of.display())).of(Kind::SocketFolder);
+    let late = |_| Error::new(format!("{}: its folder does not answer", of.display())).of(kind);
     timeout(PATIENCE, looked).await.map(|looked| looked.ok().flatten()).map_err(late)
 }
 
@@ -43,7 +44,7 @@ async fn identity(sources: Arc<Sources>) -> Option<Error> {
     let there = socket.dir.join(&socket.file);
     // The look itself touches it, too, and would hold up everybody.
     let touched = there.clone();
-    if let Err(silent) = beside(&there, move || Some(touched.exists())).await {
+    if let Err(silent) = beside((&there, Kind::SocketFolder), move || Some(touched.exists())).await {
         return Some(silent);
     }
     match probe::look(&socket).await {
@@ -54,7 +55,7 @@ async fn identity(sources: Arc<Sources>) -> Option<Error> {
         Err(error @ probe::Error::Name(_)) => return Some(Error::new(chain(&error))),
         Err(error) => return Some(Error::new(chain(&error)).of(Kind::SocketFolder)),
     }
-    let exchange = beside(&there, move || {
+    let exchange = beside((&there, Kind::SocketFolder), move || {
         let mounted = parts::identity::plan(&sources).ok()?.file_mounted;
         parts::ca::signer(&sources, mounted).ok()??.exchange
     });
@@ -65,7 +66,7 @@ async fn identity(sources: Arc<Sources>) -> Option<Error> {
 async fn grpc(sources: Arc<Sources>) -> Option<Error> {
     let path = sources.path(sources.settings.some_text(var::GRPC_XDS_BOOTSTRAP)?);
     let place = path.clone();
-    beside(&path, move || misplaced(&place)).await.unwrap_or_else(Some)
+    beside((&path, Kind::GrpcBootstrapMissing), move || misplaced(&place)).await.unwrap_or_else(Some)
 }
 
 fn misplaced(path: &Path) -> Option<Error> {

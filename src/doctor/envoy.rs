@@ -74,6 +74,13 @@ async fn bootstrap(scene: &Scene, binary: &str) -> Check {
     }
     // A running agent's own socket is no third party's.
     let socket = identity::workload_socket(config);
+    let credential = config.path(identity::CREDENTIAL_SOCKET);
+    // What follows looks at both where nobody else has a turn meanwhile.
+    let places = [socket.dir.join(&socket.file), credential.clone()];
+    let touched = move || places.iter().for_each(|place| drop(std::fs::metadata(place)));
+    if let Err(late) = super::beside(NAME, scene.end, touched).await {
+        return late;
+    }
     let look = probe::look(&socket).await;
     let mode = match look {
         Ok(Mode::External) if socket.file != probe::DEFAULT_SOCKET => Mode::External,
@@ -83,7 +90,7 @@ async fn bootstrap(scene: &Scene, binary: &str) -> Check {
                 .hint("start the identity provider first");
         }
     };
-    let (bootstrap, credential) = (Bootstrap::new(config), config.path(identity::CREDENTIAL_SOCKET));
+    let bootstrap = Bootstrap::new(config);
     let made = super::within(scene.end, NAME, agent::bootstrap_text(&bootstrap, &credential, mode)).await;
     let text = match made {
         Ok(Ok(text)) => text,

@@ -157,6 +157,9 @@ impl EnvoyStream<'_> {
         if let Some(held) = self.stream.held {
             held.end(result);
         }
+        if ended.by == Leg::Envoy {
+            self.stream.shared.left(self.stream.id);
+        }
         let mut status = ended.status.clone();
         if ended.by == Leg::Agent && stop.is_cancelled() {
             status = Status::unavailable("the agent is stopping");

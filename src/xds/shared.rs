@@ -202,6 +202,18 @@ impl Shared {
         self.show(&all);
     }
 
+    /// The client of a stream has left. What the stream has met is over with it where istiod had not answered it, and has
+    /// answered another of the workload.
+    pub(super) fn left(&self, id: u64) {
+        let all = self.registered.lock().expect("no panic holds this lock");
+        let unanswered = is_workloads(&all, id) && all.iter().any(|r| r.id == id && !r.live);
+        let goes_on = workloads(&all).any(|r| r.live);
+        drop(all);
+        if unanswered && goes_on {
+            self.troubles.answered();
+        }
+    }
+
     // Of the workload's streams the newest is shown, of epochs side by side that of the latest.
     fn show(&self, all: &[Registered]) {
         self.state.show(workloads(all).max_by_key(|r| (r.own, r.id)).map(|r| r.id));

@@ -123,6 +123,37 @@ async fn an_epoch_whose_bootstrap_is_refused_says_so_and_nothing_of_the_one_that
 
 // A full disk, or a program that is being replaced, when a certificate has changed.
 #[tokio::test]
+async fn with_recovery_too_an_epoch_that_is_refused_leaves_the_one_that_serves() {
+    let mock = MockIstiod::start().await;
+    let builder =
+        TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts().env("ENVOY_RECOVERY", "true");
+    let address = json!({"socket_address": {"address": "127.0.0.1", "port_value": builder.ports().admin}});
+    let of =
+        |id: &str| json!({"node": {"id": id, "cluster": "b"}, "admin": {"address": address}}).to_string();
+    let refused = json!({"static_resources": {"clusters": 5}}).to_string();
+    let mut agent = builder.file("my.json", of("a")).proxy_config("customConfigFile", "my.json").start();
+    is_live(&agent, 0).await;
+    let first = agent.envoy_pid().await;
+    agent.put("my.json", refused);
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    agent.wait_log("Envoy epoch 1 exited").await;
+    eventually("it is told", || async {
+        troubles(&agent)
+            .await
+            .iter()
+            .any(|kind| kind == "EnvoyCrashed" || kind == "BootstrapRejected")
+            .then_some(())
+    })
+    .await;
+    agent.put("my.json", of("c"));
+    eventually("the next one takes over", || async { state(&agent).await.filter(|(_, epoch)| *epoch > 0) })
+        .await;
+    assert!(!agent.log().text().contains("Envoy epoch 0 exited"), "{first:?} ended early");
+    agent.wait_log("Envoy epoch 0 exited").await;
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn an_epoch_that_cannot_be_started_leaves_the_one_that_serves_and_is_tried_again() {
     let mock = MockIstiod::start().await;
     let mesh = Loop::serve(&mock);

@@ -159,7 +159,7 @@ variables! {
     ours ENVOY ENVOY_EXTERNAL: Bool = "false", "Envoy is somebody else's: its bootstrap is written and its APIs are served, it is neither started nor ended";
     ours ENVOY ENVOY_OWN_PROCESS_GROUP: Bool = "false", "Envoy leads a process group of its own";
     ours ENVOY ENVOY_RECOVERY: Bool = "false", "start Envoy again after an abnormal end: ten tries, 200 ms doubling; once when memory ran out";
-    ours ENVOY ENVOY_HOT_RESTART: Bool = "false", "replace Envoy by a new epoch, without a lost request, when a file of ENVOY_RESTART_ON_FILES changes and, without ENVOY_RECOVERY, when the template, customConfigFile or ISTIO_BOOTSTRAP_OVERRIDE does";
+    ours ENVOY ENVOY_HOT_RESTART: Bool = "false", "replace Envoy by a new epoch, without a lost request, when the template, customConfigFile, ISTIO_BOOTSTRAP_OVERRIDE or a file of ENVOY_RESTART_ON_FILES changes";
     ours ENVOY AGENT_UPGRADE: Bool = "false", "the agent may be replaced by a new version while Envoy runs on: by pilot-agent upgrade (socket UPGRADE in configPath, for root and the agent's user) and SIGUSR2";
     ours ENVOY AGENT_UPGRADE_TIMEOUT: Duration = "30s", "how long a new program may take to be tried, and as long again until it serves; then the old one goes on; more than 0";
     ours ENVOY ENVOY_PARENT_SHUTDOWN_DURATION: Duration = "60s", "hot restart: how long the replaced epoch lives on; more than drainDuration";

@@ -38,10 +38,7 @@ struct Turn {
 impl FileWatch {
     /// `None` when nothing is to be watched, or a change would change nothing.
     pub(super) fn of(config: &restart::Config, watches: &Watches) -> Option<Self> {
-        // With recovery an epoch that ends right after its start takes the others with it: a slip in one of these must not
-        // start one by itself.
-        let inputs = config.inputs.iter().filter(|_| !config.recovery);
-        let watched: BTreeSet<_> = config.watched.iter().chain(inputs).cloned().collect();
+        let watched: BTreeSet<_> = config.watched.iter().chain(&config.inputs).cloned().collect();
         if !config.hot_restart || watched.is_empty() {
             return None;
         }
@@ -97,8 +94,6 @@ mod tests {
         assert!(of(&restart::Config { hot_restart: true, ..config.clone() }).is_some());
         let config = restart::Config { hot_restart: true, watched: Vec::new(), ..config };
         assert!(of(&config).is_none());
-        let config = restart::Config { inputs: vec!["/etc/template.json".into()], ..config };
-        assert!(of(&config).is_some());
-        assert!(of(&restart::Config { recovery: true, ..config }).is_none());
+        assert!(of(&restart::Config { inputs: vec!["/etc/template.json".into()], ..config }).is_some());
     }
 }

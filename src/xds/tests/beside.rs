@@ -115,23 +115,7 @@ async fn a_client_beside_envoy_that_is_refused_takes_no_memory_away_and_keeps_no
 #[tokio::test]
 async fn an_istiod_that_nobody_has_asked_is_not_silent() {
     let troubles = crate::trouble::Troubles::default();
-    let (_news, wake) = watch::channel(0);
-    let parts = Parts {
-        upstream: Arc::new(Way {
-            address: String::new(),
-            open: AtomicBool::new(false),
-            away: Arc::default(),
-        }),
-        tokens: Arc::new(Tokens),
-        headers: CallHeaders::default(),
-        taps: Vec::new(),
-        convert: None,
-        wake,
-        metrics: Metrics::new(),
-        clock: Arc::new(clock::System),
-        trouble: troubles.reporter("xdsproxy"),
-    };
-    let shared = shared::Shared::new(Config::new(PathBuf::new()), parts);
+    let shared = books(Config::new(PathBuf::new()), Metrics::new(), troubles.reporter("xdsproxy"));
     let (queue, flag) = (Arc::<own::Queue>::default(), AtomicBool::new(false));
     let (asked, attempt) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
     let stop = Stop::new();
@@ -157,6 +141,30 @@ async fn an_istiod_that_nobody_has_asked_is_not_silent() {
     assert_eq!(troubles.verdict(), None);
     assert!(!of(envoy).told_silent());
     assert_eq!(troubles.verdict().unwrap().kind, Kind::IstiodSilent);
+}
+
+#[tokio::test]
+async fn what_a_stream_has_met_is_over_with_it_where_another_has_what_istiod_says() {
+    let troubles = crate::trouble::Troubles::default();
+    let shared = books(Config::new(PathBuf::new()), Metrics::new(), troubles.reporter("xdsproxy"));
+    let (queue, stop) = (Arc::<own::Queue>::default(), Stop::new());
+    let of = |own| shared.register(Protocol::Sotw, Some(own), &queue, &stop).0;
+    let refused = |id| {
+        let status = tonic::Status::permission_denied("no");
+        shared.failed_on(id, &status, trouble::ended("istiod", &status));
+        assert!(troubles.verdict().is_some());
+    };
+    let (old, new) = (of(1), of(2));
+    refused(new);
+    shared.left(new);
+    assert!(troubles.verdict().is_some(), "no other one is served");
+    shared.came_alive(old);
+    refused(new);
+    shared.left(new);
+    assert_eq!(troubles.verdict(), None);
+    refused(old);
+    shared.left(old);
+    assert!(troubles.verdict().is_some(), "it had been answered, and is the one that was");
 }
 
 #[tokio::test]

@@ -227,26 +227,10 @@ async fn a_reader_that_is_slow_for_longer_than_the_limit_gets_all() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stall_in_several_waits_is_counted_once_when_it_ends_the_stream() {
-    let (_news, wake) = watch::channel(0);
     let metrics = Metrics::new();
     let mut config = Config::new(PathBuf::new());
     config.stall = Some(Duration::from_secs(5));
-    let parts = Parts {
-        upstream: Arc::new(Way {
-            address: String::new(),
-            open: AtomicBool::new(false),
-            away: Arc::default(),
-        }),
-        tokens: Arc::new(Tokens),
-        headers: CallHeaders::default(),
-        taps: Vec::new(),
-        convert: None,
-        wake,
-        metrics: metrics.clone(),
-        clock: Arc::new(clock::System),
-        trouble: Default::default(),
-    };
-    let shared = shared::Shared::new(config, parts);
+    let shared = books(config, metrics.clone(), Default::default());
     let counted = || metrics.registry().gather().iter().filter(|f| f.name() == "xds_stalls").count();
     // Four of the five seconds were waited for before.
     for (mut noticed, expected) in [(true, 0), (false, 1)] {

@@ -4,6 +4,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::*;
 use crate::base::eventually::eventually;
+use crate::trouble::Reporter;
 
 pub(super) const CDS: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 pub(super) const SOON: Duration = Duration::from_secs(10);
@@ -44,6 +45,24 @@ impl TokenSource for Tokens {
     fn token(&self) -> BoxFuture<'_, Result<Option<Token>, auth::Error>> {
         Box::pin(async { Ok(Token::new("secret")) })
     }
+}
+
+/// What streams share, without anybody who serves them.
+pub(super) fn books(config: Config, metrics: Metrics, trouble: Reporter) -> shared::Shared {
+    let (_news, wake) = watch::channel(0);
+    let way = Way { address: String::new(), open: AtomicBool::new(false), away: Arc::default() };
+    let parts = Parts {
+        upstream: Arc::new(way),
+        tokens: Arc::new(Tokens),
+        headers: CallHeaders::default(),
+        taps: Vec::new(),
+        convert: None,
+        wake,
+        metrics,
+        clock: Arc::new(clock::System),
+        trouble,
+    };
+    shared::Shared::new(config, parts)
 }
 
 /// Tokens of a source that may be away.

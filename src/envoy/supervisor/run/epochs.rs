@@ -176,7 +176,7 @@ impl Run {
             // Nothing is left to wait for.
             pending.next_check = Instant::now();
         }
-        self.tidy(number);
+        let uninitialised = self.tidy(number);
         let ran = epoch.started.elapsed();
         if !exit.orderly() || self.epochs.is_empty() {
             self.settled_at = None;
@@ -201,6 +201,8 @@ impl Run {
         let kind = match &exit {
             _ if epoch.aborted => Kind::Aborted,
             exit if exit.orderly() => Kind::Orderly,
+            // To recover means to have one that serves, and there is one.
+            _ if uninitialised && self.envoy.config.restart.recovery => Kind::NotStarted,
             exit if exit.killed() => Kind::Memory,
             Exit::NotStarted(_) => Kind::NotStarted,
             _ => Kind::Abnormal,
@@ -241,19 +243,22 @@ impl Run {
         });
     }
 
-    // What the newest epoch has left would keep the next one from starting beside those that serve.
-    fn tidy(&self, number: u32) {
+    // What the newest epoch has left would keep the next one from starting beside those that serve. Gives whether that one was
+    // not initialised yet.
+    fn tidy(&self, number: u32) -> bool {
         let newest = self.epochs.keys().next_back().is_some_and(|other| *other < number);
         let Some(id) = self.base_id.filter(|_| newest && self.envoy.config.restart.hot_restart) else {
-            return;
+            return false;
         };
         match shared::clear(&shared::path(id)) {
             Ok(true) => {
-                tracing::info!("epoch {number} was not initialised yet; the next one can start")
+                tracing::info!("epoch {number} was not initialised yet; the next one can start");
+                true
             }
-            Ok(false) => {}
+            Ok(false) => false,
             Err(error) => {
                 tracing::warn!("cannot tell whether epoch {number} blocks the next one: {error}");
+                false
             }
         }
     }
