@@ -17,7 +17,8 @@ use crate::dns;
 use crate::secrets::probe;
 use crate::trouble::Kind;
 
-/// A resolver or a metadata server that stays silent is not waited for any longer. What does not answer refuses nothing.
+/// Nothing that stays silent is waited for any longer. A folder that does is told; a resolver or a metadata server refuses nothing
+/// by that.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// All of it that is known, of a configuration that [`super::Config::new`] takes. `root`: whether the agent will be.
