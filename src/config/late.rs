@@ -60,7 +60,10 @@ async fn identity(sources: Arc<Sources>) -> Option<Error> {
         let mounted = parts::identity::plan(&sources).ok()?.file_mounted;
         parts::ca::signer(&sources, mounted).ok()??.exchange
     });
-    timeout(PATIENCE, exchange.await.ok()??.settle()).await.ok()?.err()
+    match exchange.await {
+        Ok(exchange) => timeout(PATIENCE, exchange?.settle()).await.ok()?.err(),
+        Err(silent) => Some(silent),
+    }
 }
 
 // A folder that is missing is made by the start, and whose it is shows then.

@@ -29,6 +29,8 @@ const BINDS: Duration = Duration::from_secs(5);
 
 /// How long a server may take until its HTTP/2 settings arrive; the Go agent's bound.
 const HEALTHY_WITHIN: Duration = Duration::from_secs(1);
+/// Pause before a socket is asked again whose queue of callers is full.
+const FULL: Duration = Duration::from_millis(20);
 
 /// What looks after one socket.
 #[derive(Debug)]
@@ -136,12 +138,53 @@ pub(crate) async fn live(path: &Path) -> bool {
     matches!(tokio::time::timeout(HEALTHY_WITHIN, settings(path)).await, Ok(Ok(true)))
 }
 
+// A server that lives makes room in its queue.
+async fn connected(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(full) if full.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(FULL).await,
+            done => return done,
+        }
+    }
+}
+
 // Connection preface and an empty SETTINGS frame (RFC 9113 §3.4); the server's first frame must be
 // SETTINGS as well, and not an acknowledgement.
 async fn settings(path: &Path) -> io::Result<bool> {
-    let mut stream = UnixStream::connect(path).await?;
+    let mut stream = connected(path).await?;
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00").await?;
     let mut head = [0; 9];
     stream.read_exact(&mut head).await?;
     Ok(head[3] == 4 && head[4] & 1 == 0 && head[5..] == [0; 4])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::base::tasks::Group;
+
+    #[tokio::test]
+    async fn a_server_whose_queue_is_full_for_a_moment_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("full");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        rustix::net::listen(listener.as_fd(), 0).unwrap();
+        let _waits = UnixStream::connect(&path).await.unwrap();
+        let full = UnixStream::connect(&path).await.unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        assert!(!live(&path).await, "it does not take them");
+        let group = Group::new();
+        let server = async move {
+            while let Ok((mut caller, _)) = listener.accept().await {
+                caller.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+            }
+        };
+        let asks = live(&path);
+        tokio::pin!(asks);
+        assert!(futures_util::poll!(&mut asks).is_pending(), "it was told that the queue is full");
+        group.run("server", server);
+        assert!(asks.await);
+    }
 }

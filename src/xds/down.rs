@@ -298,9 +298,10 @@ async fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Convers
     }
     let nonce = end.facts.nonce;
     if let Some(tap) = shared.taps.iter().find(|t| t.type_url() == type_url) {
+        // The agent asks on a stream that is nearer to the workload, and what this client has is nothing to it.
+        let heard = shared.is_heard(stream.id);
         let applied = match end.body {
-            // What is for somebody else is nothing to the agent.
-            _ if !is_workloads => Some(Ok(())),
+            _ if !heard => Some(Ok(())),
             Some(body) => tap::apply(tap, stream.protocol, body).await,
             None => Some(Err(format!("{} bytes are more than the agent takes", end.length).into())),
         };
@@ -310,7 +311,7 @@ async fn response_ended(stream: &Stream<'_>, end: End, conversions: &mut Convers
             shared.state.taken(&type_url, &nonce, error.is_some());
         }
         match &error {
-            _ if !is_workloads => {}
+            _ if !heard => {}
             Some(reason) => shared.troubles.rejected("the agent", &type_url, &end.facts.version, &[], reason),
             None => shared.troubles.accepted(&type_url),
         }

@@ -16,6 +16,8 @@ static HELD: Seldom = Seldom::new(60);
 pub(super) struct Held {
     shared: Arc<Shared>,
     id: u64,
+    // It is the workload's: only of that others are told.
+    counts: bool,
     since: Instant,
     ended: AtomicBool,
 }
@@ -23,17 +25,23 @@ pub(super) struct Held {
 impl Held {
     /// From now on it is held.
     pub(super) fn new(shared: &Arc<Shared>, id: u64) -> Self {
-        shared.meters.held(1);
+        let counts = shared.is_workloads(id);
+        if counts {
+            shared.meters.held(1);
+        }
         shared.state.held(id, true);
         if let Some(more) = HOLDS.may() {
             let why = match shared.put_off() {
                 Some(_) if !shared.has_failed() => "dialling istiod is put off",
                 _ => "istiod has failed before",
             };
+            let whose =
+                if counts { "Envoy's stream" } else { "the stream of a client beside the workload's own" };
             tracing::info!(target: "xdsproxy", stream = id,
-                "{why}, so Envoy's stream is held while the agent dials {}{more}", shared.upstream.address());
+                "{why}, so {whose} is held while the agent dials {}{more}", shared.upstream.address());
         }
-        Self { shared: shared.clone(), id, since: Instant::now(), ended: AtomicBool::new(false) }
+        let ended = AtomicBool::new(false);
+        Self { shared: shared.clone(), id, counts, since: Instant::now(), ended }
     }
 
     /// The hold is over; only the first word counts.
@@ -41,8 +49,10 @@ impl Held {
         if self.ended.swap(true, Ordering::Relaxed) {
             return;
         }
-        self.shared.meters.held(-1);
-        self.shared.meters.hold_ended(result);
+        if self.counts {
+            self.shared.meters.held(-1);
+            self.shared.meters.hold_ended(result);
+        }
         self.shared.state.held(self.id, false);
         if let Some(more) = HELD.may() {
             tracing::info!(target: "xdsproxy", "the stream held for {:?} is {result}{more}", self.since.elapsed());

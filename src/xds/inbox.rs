@@ -130,6 +130,11 @@ impl Inbox {
         self.proxyless
     }
 
+    /// Whether enough of it has been read for that.
+    pub(super) fn is_known(&self) -> bool {
+        self.beginning.is_none()
+    }
+
     /// Whether the first request, if it is there, is that of a client without any configuration.
     pub(super) fn is_bare(&self) -> bool {
         let first = self.pending.iter().find_map(|item| match item {
@@ -344,11 +349,14 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
             Input::Own => {}
             Input::Reset(error) => return Err(Broken::Gone(error)),
             Input::Data(Some(Ok(data))) => {
-                let known = inbox.proxyless;
+                let known = inbox.is_known();
                 let data = with_more(&mut inbox.body, data).await;
                 inbox.accept(&data);
-                if inbox.proxyless && !known {
-                    stream.shared.settle(stream.id, true);
+                match inbox.is_known() {
+                    true if known => {}
+                    true if inbox.proxyless => stream.shared.settle(stream.id, true),
+                    true => stream.shared.known(stream.id),
+                    false => {}
                 }
             }
             Input::Data(Some(Err(error))) => return Ok(Ended::envoy(end_status::of_downstream(&error))),
@@ -463,8 +471,8 @@ fn ended(stream: &Stream<'_>, inbox: &mut Inbox, end: &End) {
     if !inbox.proxyless && inbox.subscribed.drops(stream.protocol, type_url, &end.facts) {
         shared.dropped(type_url);
     }
-    if type_url == types::LISTENER && !stream.first_listeners.swap(true, Ordering::Relaxed) {
-        inbox.follow(shared.own(stream.protocol).into_iter());
+    if type_url == types::LISTENER {
+        inbox.follow(stream.asks().into_iter());
     }
 }
 

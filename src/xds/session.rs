@@ -68,6 +68,9 @@ pub(super) async fn serve(
     if overlaps || proxyless {
         shared.settle(id, proxyless);
     }
+    if inbox.is_known() && !proxyless {
+        shared.known(id);
+    }
     let held = (may_hold && shared.holds_on(id)).then(|| Held::new(&shared, id));
     if held.is_some() && !proxyless && inbox.is_bare() {
         shared.starts();
@@ -299,7 +302,7 @@ impl EnvoyStream<'_> {
         if !can_serve && self.ends_at.is_some() && !self.inbox.proxyless() {
             self.memory = Box::pin(memory.clone().comes_to_serve(protocol));
         }
-        if !can_serve || self.inbox.is_proxyless(FIRST_REQUEST).await {
+        if !can_serve || self.is_proxyless().await {
             return Ok(None);
         }
         let sides = Sides {
@@ -311,6 +314,19 @@ impl EnvoyStream<'_> {
         let Answered { link, attempt } = stand_in::run(sides, memory).await?;
         self.stream.attempt.store(attempt, Ordering::Relaxed);
         Ok(Some(link))
+    }
+
+    // Waits for the first request, which tells.
+    async fn is_proxyless(&mut self) -> bool {
+        let known = self.inbox.is_known();
+        let proxyless = self.inbox.is_proxyless(FIRST_REQUEST).await;
+        match self.inbox.is_known() {
+            true if known => {}
+            true if proxyless => self.stream.shared.settle(self.stream.id, true),
+            true => self.stream.shared.known(self.stream.id),
+            false => {}
+        }
+        proxyless
     }
 
     async fn relay(&mut self, link: Link) -> Ended {

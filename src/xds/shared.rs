@@ -76,14 +76,23 @@ struct Registered {
     own: Option<u64>,
     // Of a client that is no Envoy, whose streams may stand side by side.
     proxyless: bool,
+    // Its first request has told whether it is one; before that it is nobody's.
+    known: bool,
+    // The agent's own requests are made on it.
+    asks: bool,
     // Istiod has answered on it.
     live: bool,
 }
 
 impl Registered {
     // Whose it is, the higher the nearer to the workload.
-    fn rank(&self) -> (bool, bool) {
-        (self.own.is_some(), !self.proxyless)
+    fn rank(&self) -> u8 {
+        match () {
+            () if self.own.is_some() => 3,
+            () if self.proxyless => 1,
+            () if self.known => 2,
+            () => 0,
+        }
     }
 
     // Whether this stream of an Envoy ends that one.
@@ -103,13 +112,17 @@ fn is_noted(all: &[Registered], id: u64) -> bool {
 // Whether stream `id` is the workload's: nobody who is nearer to it has one.
 fn is_workloads(all: &[Registered], id: u64) -> bool {
     let Some(mine) = all.iter().find(|r| r.id == id).map(Registered::rank) else { return false };
-    // An Envoy of the agent's own has nobody before it, whoever else is there.
-    mine == (true, true) || !all.iter().any(|r| r.rank() > mine && !r.stop.is_cancelled())
+    !all.iter().any(|r| r.rank() > mine && !r.stop.is_cancelled())
 }
 
 // Of the streams that are open those of the workload.
 fn workloads(all: &[Registered]) -> impl Iterator<Item = &Registered> {
-    let open = || all.iter().filter(|r| !r.stop.is_cancelled());
+    without(all, None)
+}
+
+// The same, were there no stream `id`.
+fn without(all: &[Registered], id: Option<u64>) -> impl Iterator<Item = &Registered> {
+    let open = move || all.iter().filter(move |r| Some(r.id) != id && !r.stop.is_cancelled());
     let highest = open().map(Registered::rank).max();
     open().filter(move |r| Some(r.rank()) == highest)
 }
@@ -158,7 +171,9 @@ impl Shared {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mine = stop.child_token();
         let stop = mine.clone();
-        let new = Registered { id, protocol, queue: queue.clone(), stop, own, proxyless: false, live: false };
+        let queue = queue.clone();
+        let (proxyless, known, asks, live) = (false, false, false, false);
+        let new = Registered { id, protocol, queue, stop, own, proxyless, known, asks, live };
         let mut all = self.registered.lock().expect("no panic holds this lock");
         let overlaps = !all.is_empty();
         all.push(new);
@@ -194,6 +209,32 @@ impl Shared {
         }
     }
 
+    /// What a stream's client is has been told: it is an Envoy, unless it has been settled as another's.
+    pub(super) fn known(&self, id: u64) {
+        let mut all = self.registered.lock().expect("no panic holds this lock");
+        all.iter_mut().filter(|r| r.id == id).for_each(|r| r.known = true);
+        self.show(&all);
+    }
+
+    /// The agent's own requests go out on this stream.
+    pub(super) fn asks(&self, id: u64) {
+        let mut all = self.registered.lock().expect("no panic holds this lock");
+        all.iter_mut().filter(|r| r.id == id).for_each(|r| r.asks = true);
+    }
+
+    /// Whether what istiod says to the agent on this stream counts: not where the agent asks on one that is nearer to the workload.
+    pub(super) fn is_heard(&self, id: u64) -> bool {
+        let all = self.registered.lock().expect("no panic holds this lock");
+        let Some(mine) = all.iter().find(|r| r.id == id).map(Registered::rank) else { return false };
+        !all.iter().any(|r| r.asks && r.rank() > mine && !r.stop.is_cancelled())
+    }
+
+    /// How many streams there are.
+    #[cfg(test)]
+    pub(super) fn open(&self) -> usize {
+        self.registered.lock().expect("no panic holds this lock").len()
+    }
+
     /// Forgets a stream.
     pub(super) fn unregister(&self, id: u64) {
         let mut all = self.registered.lock().expect("no panic holds this lock");
@@ -207,7 +248,7 @@ impl Shared {
     pub(super) fn left(&self, id: u64) {
         let all = self.registered.lock().expect("no panic holds this lock");
         let unanswered = is_workloads(&all, id) && all.iter().any(|r| r.id == id && !r.live);
-        let goes_on = workloads(&all).any(|r| r.live);
+        let goes_on = without(&all, Some(id)).any(|r| r.live);
         drop(all);
         if unanswered && goes_on {
             self.troubles.answered();
@@ -246,11 +287,16 @@ impl Shared {
         is_noted(&self.registered.lock().expect("no panic holds this lock"), id)
     }
 
-    /// Whether another stream of the workload is open beside this one of its, which has a way of its own.
+    /// Whether istiod has answered on a stream that is the workload's without this one.
+    pub(super) fn goes_on_without(&self, id: u64) -> bool {
+        without(&self.registered.lock().expect("no panic holds this lock"), Some(id)).any(|r| r.live)
+    }
+
+    /// Whether istiod has answered on another stream that is as near to the workload as this one.
     pub(super) fn has_others(&self, id: u64) -> bool {
         let all = self.registered.lock().expect("no panic holds this lock");
         let mine = all.iter().find(|r| r.id == id).map(Registered::rank);
-        all.iter().any(|r| r.id != id && Some(r.rank()) >= mine && !r.stop.is_cancelled())
+        all.iter().any(|r| r.id != id && r.live && Some(r.rank()) >= mine && !r.stop.is_cancelled())
     }
 
     /// Whether a stream of the workload that is opened now is held instead of failed.
@@ -422,7 +468,8 @@ mod tests {
 
     fn stream(id: u64, own: Option<u64>) -> Registered {
         let (queue, stop) = (Arc::default(), Stop::new());
-        Registered { id, protocol: Protocol::Sotw, queue, stop, own, proxyless: false, live: false }
+        let (proxyless, known, asks, live) = (false, true, false, false);
+        Registered { id, protocol: Protocol::Sotw, queue, stop, own, proxyless, known, asks, live }
     }
 
     #[test]
@@ -453,6 +500,8 @@ mod tests {
         let of = |all: &[Registered]| all.iter().map(|r| is_workloads(all, r.id)).collect::<Vec<_>>();
         let proxyless = |id| Registered { proxyless: true, ..stream(id, None) };
         assert_eq!(of(&[proxyless(1), proxyless(2)]), [true, true], "where there is nobody else");
+        let unknown = Registered { known: false, ..stream(2, None) };
+        assert_eq!(of(&[proxyless(1), unknown]), [true, false], "of one that has said nothing");
         let mut all = vec![proxyless(1), stream(2, None), stream(3, None)];
         assert_eq!(of(&all), [false, true, true]);
         assert_eq!(workloads(&all).map(|r| r.id).collect::<Vec<_>>(), [2, 3]);

@@ -302,8 +302,8 @@ fn hand_over(
     let listeners = envoy.types().any(|of| of == types::LISTENER);
     let strip = (!envoy.is_silent()).then(|| envoy.end());
     inbox.handed_over(unsent, strip, messages, listeners);
-    if listeners && !stream.first_listeners.swap(true, Ordering::Relaxed) {
-        stream.shared.own(stream.protocol).into_iter().for_each(|own| stream.queue.put(own));
+    if listeners {
+        stream.asks().into_iter().for_each(|own| stream.queue.put(own));
     }
 }
 

@@ -279,7 +279,7 @@ impl RelayState {
                     accepted_age_s: age(t.last_accepted),
                 }
             });
-            let held_since = inner.held.values().min().copied();
+            let held_since = inner.shown.and_then(|id| inner.held.get(&id)).copied();
             Snapshot {
                 stream: inner.shown.and_then(|id| inner.streams.get(&id)).map(|(stream, _)| stream.clone()),
                 upstream: UpstreamView { held_since, ..inner.upstream.clone() },

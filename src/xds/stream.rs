@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::held::Held;
 use super::memory::Memory;
-use super::own::Queue;
+use super::own::{Own, Queue};
 use super::protocol::Protocol;
 use super::record::Recorder;
 use super::shared::Shared;
@@ -59,11 +59,20 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The way to istiod is closed. That of another stream of the workload may stand.
+    /// The way to istiod is closed. That of another stream which is the workload's then may stand.
     pub(super) fn down(&self, why: Option<String>) {
-        if self.is_workloads() && !self.shared.has_others(self.id) {
+        if self.is_workloads() && !self.shared.goes_on_without(self.id) {
             self.shared.state.upstream_down(why);
         }
+    }
+
+    /// Envoy asks for listeners. Gives the agent's own requests, which follow its first.
+    pub(super) fn asks(&self) -> Vec<Own> {
+        if self.first_listeners.swap(true, Ordering::Relaxed) {
+            return Vec::new();
+        }
+        self.shared.asks(self.id);
+        self.shared.own(self.protocol)
     }
 
     /// Istiod's first message has come.

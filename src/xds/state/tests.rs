@@ -111,16 +111,18 @@ fn the_timeline_of_a_stream_keeps_the_first_time_of_each_phase() {
 }
 
 #[test]
-fn a_hold_shows_until_the_last_is_over() {
+fn a_hold_shows_where_the_stream_that_is_shown_is_held() {
     let (state, clock) = state();
     let since = || state.snapshot().upstream.held_since;
+    state.show(Some(1));
     state.held(1, true);
     clock.advance(Duration::from_secs(5));
     state.held(2, true);
     assert_eq!(since(), Some(1000));
     state.held(1, false);
-    assert_eq!(since(), Some(1005), "the other is held on");
-    state.upstream_live();
+    assert_eq!(since(), None, "another is held on");
+    state.show(Some(2));
+    assert_eq!(since(), Some(1005));
     state.held(2, false);
     assert_eq!(since(), None);
 }

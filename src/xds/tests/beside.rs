@@ -112,6 +112,95 @@ async fn a_client_beside_envoy_that_is_refused_takes_no_memory_away_and_keeps_no
     assert!(memory.left().is_some());
 }
 
+// A client of the gRPC library is served, where there is no Envoy.
+async fn proxyless(rig: &mut Rig) -> (Envoy, Istiod) {
+    let mut client = client(rig).await;
+    let mut istiod = rig.istiod().await;
+    istiod.request().await;
+    istiod.push(&response(CDS, "1", &[1])).await;
+    client.response().await;
+    client.send(&DiscoveryRequest { response_nonce: "1".to_owned(), ..request(CDS) }).await;
+    istiod.request().await;
+    rig.eventually("it is accepted", || rig.handle.snapshot().types[0].state == Freshness::Synced).await;
+    (client, istiod)
+}
+
+#[tokio::test]
+async fn whoever_comes_and_goes_cuts_nobody_off() {
+    let mut rig = Rig::new().await;
+    let (mut served, mut istiod) = proxyless(&mut rig).await;
+    let before = told(&rig);
+    // One that says nothing.
+    let silent = rig.envoy(Protocol::Sotw).await;
+    let mut beside = rig.istiod().await;
+    drop(silent);
+    beside.ended().await;
+    rig.eventually("it has gone", || rig.handle.shared().open() == 1).await;
+    assert_eq!(told(&rig), before);
+    // One that asks as an Envoy would, and is the workload for as long as it is there.
+    let mut envoy = rig.envoy(Protocol::Sotw).await;
+    envoy.send(&request(CDS)).await;
+    let mut beside = rig.istiod().await;
+    beside.request().await;
+    drop(envoy);
+    beside.ended().await;
+    rig.eventually("it has gone", || rig.handle.shared().open() == 1).await;
+    let upstream = rig.handle.snapshot().upstream;
+    assert!(upstream.connected_since.is_some() && upstream.down_since.is_none(), "{upstream:?}");
+    istiod.push(&response(CDS, "2", &[1])).await;
+    assert_eq!(served.response().await.nonce, "2");
+}
+
+#[tokio::test]
+async fn what_the_agent_has_asked_for_it_takes_though_a_client_is_silent_beside() {
+    let mut rig = Rig::new().await;
+    let (mut served, mut istiod) = proxyless(&mut rig).await;
+    served.send(&request(types::LISTENER)).await;
+    let asked = [istiod.request().await.type_url, istiod.request().await.type_url];
+    assert_eq!(asked, [types::LISTENER, types::PROXY_CONFIG], "the agent's own follows");
+    let _silent = rig.envoy(Protocol::Sotw).await;
+    let _beside = rig.istiod().await;
+    let mut bundle = response(types::PROXY_CONFIG, "2", &[1]);
+    bundle.resources[0].value = b"\x92\x02\x03pem".to_vec();
+    istiod.push(&bundle).await;
+    let answer = istiod.request().await;
+    assert_eq!((answer.response_nonce.as_str(), answer.error_detail), ("2", None));
+    assert_eq!(*rig.bundle.borrow(), ["pem"]);
+}
+
+#[tokio::test]
+async fn a_client_that_is_held_beside_envoy_is_not_told_as_envoy() {
+    let mut rig = Rig::new().await;
+    let _serving = serving(&mut rig).await;
+    let before = told(&rig);
+    rig.way.open.store(false, Ordering::SeqCst);
+    assert_eq!(client(&rig).await.status().await.0, Code::Unavailable);
+    let _held = client(&rig).await;
+    rig.eventually("it is dialled for", || rig.metric("xds_dials", Some("failed")) >= 3.0).await;
+    assert_eq!(rig.metric("xds_held_streams", None), 0.0);
+    assert_eq!(told(&rig), before);
+}
+
+#[tokio::test]
+async fn the_way_is_down_where_the_next_epoch_waits_for_it_as_well() {
+    let mut rig = Rig::new().await;
+    let mut old = rig.epoch(1).await;
+    old.send(&delta_request(CDS)).await;
+    let mut istiod = rig.istiod().await;
+    istiod.delta().await;
+    istiod.push(&delta(CDS, "1", &["c".to_owned()], "1")).await;
+    old.delta().await;
+    rig.way.open.store(false, Ordering::SeqCst);
+    assert_eq!(rig.epoch(2).await.status().await.0, Code::Unavailable);
+    let mut held = rig.epoch(2).await;
+    held.send(&delta_request(CDS)).await;
+    rig.eventually("it is held", || rig.metric("xds_held_streams", None) == 1.0).await;
+    assert!(!rig.handle.is_away() && rig.handle.snapshot().upstream.down_since.is_none());
+    istiod.cut.cancel();
+    assert_eq!(old.status().await.0, Code::Unavailable);
+    rig.eventually("it is told", || rig.handle.snapshot().upstream.down_since.is_some()).await;
+}
+
 #[tokio::test]
 async fn an_istiod_that_nobody_has_asked_is_not_silent() {
     let troubles = crate::trouble::Troubles::default();

@@ -76,9 +76,8 @@ async fn a_stream_that_has_not_said_whose_it_is_takes_no_verdict_away() {
     envoy.send(&request(types::LISTENER)).await;
     assert_eq!(istiod.request().await.type_url, types::LISTENER);
     assert_eq!(istiod.request().await.type_url, types::PROXY_CONFIG);
-    let before = rig.handle.snapshot().stream.unwrap().id;
     let _client = rig.envoy(Protocol::Sotw).await;
-    rig.eventually("it is there", || rig.handle.snapshot().stream.unwrap().id != before).await;
+    rig.eventually("it is there", || rig.handle.shared().open() == 2).await;
     rig.handle.report_health(Some("down".to_owned()));
     assert_eq!(istiod.request().await.type_url, types::HEALTH);
 }
