@@ -132,8 +132,8 @@ fn prepare(places: &Places, env: &Env) -> Result<(Plan, Arc<Sources>), Vec<Strin
         args::parse(&plan.words[1..], &flags, true).map_err(|e| vec![format!("ISTIO_AGENT_FLAGS: {e}")])?;
     let logged = log_fault(places, &plan, &parsed);
     let env = environment(&plan.env);
-    // As the agent will: what its user may not read is told now.
-    let read = || config::read(parsed, &env, &places.root, |_| None);
+    // As the agent will: what its user may not read is told now. But no name is looked up, as in `startable`.
+    let read = || config::read_within(parsed, &env, &places.root, |_| None, Duration::ZERO);
     let config = rights::become_for(plan.become_user.as_ref(), read)
         .unwrap_or_else(|e| Err(vec![format!("the agent's user cannot be become: {e}")]));
     let mut errors = wrong_rules(&plan, &env);

@@ -43,7 +43,9 @@ use args::Parsed;
 use env::{Env, var};
 use parts::Error;
 
-pub(crate) use sources::{Sources, gather, read, read_within};
+#[cfg(test)]
+pub(crate) use sources::read;
+pub(crate) use sources::{Sources, gather, read_within};
 
 /// What the agent runs with: a value for each part, of the part's own type.
 pub(crate) struct Config {

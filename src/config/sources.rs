@@ -218,21 +218,8 @@ fn compliance(settings: &Settings, errors: &mut Vec<String>, warnings: &mut Vec<
     }
 }
 
-/// Reads everything, or says what is wrong: for commands that look at a configuration and do not run on it.
-///
-/// # Errors
-/// Every problem, one line each.
-pub(crate) fn read(
-    flags: Parsed,
-    env: &Env,
-    root: &Path,
-    annotation: impl Fn(&str) -> Option<String>,
-) -> Result<Arc<Sources>, Vec<String>> {
-    read_within(flags, env, root, annotation, Duration::MAX)
-}
-
-/// As [`read`], for those who cannot wait for names and addresses as long as a start does; a patience of zero looks up
-/// no name.
+/// Reads everything, or says what is wrong: for commands that look at a configuration and do not run on it, and cannot wait
+/// for names and addresses as long as a start does; a patience of zero looks up no name.
 ///
 /// # Errors
 /// Every problem, one line each.
@@ -245,6 +232,17 @@ pub(crate) fn read_within(
 ) -> Result<Arc<Sources>, Vec<String>> {
     let (sources, errors) = gather(flags, env, root, annotation, patience);
     if errors.is_empty() { Ok(sources) } else { Err(errors) }
+}
+
+/// As [`read_within`], with the patience of a start.
+#[cfg(test)]
+pub(crate) fn read(
+    flags: Parsed,
+    env: &Env,
+    root: &Path,
+    annotation: impl Fn(&str) -> Option<String>,
+) -> Result<Arc<Sources>, Vec<String>> {
+    read_within(flags, env, root, annotation, Duration::MAX)
 }
 
 fn tolerated(flag: &str) -> String {

@@ -11,7 +11,7 @@
 //! - No key, token, header value or password is in what it tells: names, dates and identities are.
 //! - It needs no shell and no program beside Envoy; what it may not see as this user it says it could not see.
 //!
-//! The way is the agent's own: `config::read` and its parts, the dial of `istiod` with its roots and proxies, the
+//! The way is the agent's own: `config::read_within` and its parts, the dial of `istiod` with its roots and proxies, the
 //! relay's way of opening a stream, the CA's client, the bootstrap of `agent`.
 
 mod capture;

@@ -216,6 +216,37 @@ fn a_fault_leaves_the_rules_as_they_are() {
     refused("root");
 }
 
+// The thread of a look-up that was given up has the rights of whoever began it. Where those were the agent's user's, the C
+// library, which changes those of all threads, ended the process that was to become the agent, when the rules were made.
+#[test]
+fn a_collector_whose_name_nobody_tells_ends_no_start() {
+    let Some(world) = World::new(Backend::Nft, &["10.77.17.2/24"]) else { return };
+    machine(&world);
+    let root = world.path("vm");
+    let mesh = root.join("etc/istio/config/mesh");
+    let text = std::fs::read_to_string(&mesh).unwrap();
+    std::fs::write(&mesh, text + "  statsdUdpAddress: collector.test:8125\n").unwrap();
+    // What is sent to them is lost.
+    let silent = ["10.77.17.8", "10.77.17.9"];
+    world.resolvers(&silent);
+    for resolver in silent {
+        world.inside(&format!("ip neigh add {resolver} lladdr 02:00:00:00:00:01 dev eth0"));
+    }
+    let mut agent = world.command_of(&["vm", "run", "--root", root.to_str().unwrap()]);
+    let mut agent = agent.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let status = || std::fs::read_to_string(format!("/proc/{}/status", agent.id())).unwrap_or_default();
+    world.wait_for("it becomes the agent or ends", || {
+        let status = status();
+        status.contains("Uid:\t997\t997\t997\t997") && status.contains("Name:\tpilot-agent")
+            || status.contains("State:\tZ")
+    });
+    let ended = agent.try_wait().unwrap();
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    world.wait_quiet();
+    assert_eq!(ended, None, "it ended at exec");
+}
+
 #[test]
 fn check_looks_with_the_rights_of_the_agents_user() {
     let Some(world) = World::new(Backend::Nft, &["10.77.14.2/24"]) else { return };
