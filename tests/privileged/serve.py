@@ -1,5 +1,5 @@
 # Servers for traffic tests: `8080` answers each line with `<line> from <peer>`; `dns` answers every query of
-# port 53 with 203.0.113.9. Says `up` when all of them listen.
+# port 53 with 203.0.113.9; `run` has the name that a run of istio-iptables takes. Says `up` when all of them listen.
 import socket
 import struct
 import sys
@@ -35,7 +35,15 @@ def datagrams(sock):
         sock.sendto(answer(query), peer)
 
 threads = []
+names = []
 for what in sys.argv[1:]:
+    if what == "run":
+        for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+            names.append(socket.socket(socket.AF_UNIX, kind))
+            names[-1].bind("\0pilot-agent istio-iptables")
+        names[0].listen()
+        threads.append(threading.Thread(target=names[1].recv, args=(1,)))
+        continue
     port, handle = (53, stream) if what == "dns" else (int(what), line)
     listener = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
     threads.append(threading.Thread(target=accept, args=(listener, handle)))

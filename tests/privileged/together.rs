@@ -29,3 +29,21 @@ fn runs_at_once_end_as_one() {
         }
     }
 }
+
+// Rules would stay that nobody serves: a service manager ends a clean-up that waits for longer than it may.
+#[test]
+fn a_user_who_has_the_name_holds_up_no_run() {
+    let Some(world) = World::new(Backend::Nft, V4) else { return };
+    let before = world.everything();
+    let holder = world.serve(65534, &["run"]);
+    let made = world.apply(SIDECAR, 0);
+    assert_ne!(world.everything(), before);
+    let clean = world.command_of(&["vm", "clean"]).output().unwrap();
+    let after = world.everything();
+    drop(holder);
+    for text in [made, String::from_utf8_lossy(&clean.stdout).into_owned()] {
+        assert!(text.contains("(user 65534 has its name, and is not root): not waiting"), "{text}");
+    }
+    assert!(clean.status.success());
+    assert_eq!(after, before, "something was left behind");
+}
