@@ -28,6 +28,7 @@ use crate::config::{self, Config, Sources, late};
 use crate::iptables::command;
 use crate::iptables::exec::Ending;
 use crate::iptables::run::{Real, Runner};
+use crate::trouble;
 use crate::vm::accounts::{Account, Accounts};
 use crate::vm::check;
 use crate::vm::folders;
@@ -228,12 +229,36 @@ fn startable(plan: &Plan, config: &Arc<Sources>) -> Vec<Error> {
                 .become_user
                 .as_ref()
                 .map_or_else(|| rustix::process::getuid().is_root(), |user| user.uid == 0);
-            let late = runtime.block_on(late::refusals(config, root));
+            let mut late = runtime.block_on(late::refusals(config, root));
+            if late.is_empty() {
+                let socket = runtime.block_on(late::taken(config));
+                late.extend(socket.and_then(|socket| shut(plan.become_user.as_ref(), &socket)));
+            }
             runtime.shutdown_background();
             late
         }
         Err(error) => vec![Error::new(chain(&error))],
     }
+}
+
+// Root's look may have found a server that the agent's user does not reach. That one would remove what is there, or end.
+fn shut(user: Option<&Account>, socket: &late::Taken) -> Option<Error> {
+    let refused = if socket.answers {
+        format!("another SDS server is there, and {}", rights::refusal(user, &socket.path, Access::WRITE_OK)?)
+    } else {
+        "nobody answers there".to_owned()
+    };
+    let stays =
+        rights::no_room(user, socket.path.parent()?).map(|why| format!(", nor may it be removed: {why}"));
+    if stays.is_none() && !socket.demanded {
+        return None;
+    }
+    let said = format!(
+        "the workload's socket {}: {refused}{}; let the agent's user connect to it, or take it away",
+        socket.path.display(),
+        stays.unwrap_or_default()
+    );
+    Some(Error::new(said).of(trouble::Kind::SocketFolder))
 }
 
 // Envoy is executed by the agent's user.

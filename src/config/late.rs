@@ -2,7 +2,7 @@
 //! that nobody would serve. Whoever asks needs a runtime; nothing is changed or bound for good.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,6 +64,29 @@ async fn identity(sources: Arc<Sources>) -> Option<Error> {
         Ok(exchange) => timeout(PATIENCE, exchange?.settle()).await.ok()?.err(),
         Err(silent) => Some(silent),
     }
+}
+
+/// What is in the place of the workload's socket.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// The place.
+    pub path: PathBuf,
+    /// A live SDS server is there, for whoever has looked.
+    pub answers: bool,
+    /// No other server will do: the agent does not serve under this name.
+    pub demanded: bool,
+}
+
+/// Something that this agent's own socket would have to be in the place of, for who is not the agent's user: that one may see
+/// less. None where a start waits for what comes. What did not answer [`refusals`] in time must not be asked again.
+pub(crate) async fn taken(sources: &Sources) -> Option<Taken> {
+    let socket = parts::identity::workload_socket(sources);
+    let path = socket.dir.join(&socket.file);
+    if !socket.wait.is_zero() || std::fs::metadata(&path).ok()?.is_file() {
+        return None;
+    }
+    let answers = probe::answers(&path).await;
+    Some(Taken { path, answers, demanded: socket.file != probe::DEFAULT_SOCKET })
 }
 
 // A folder that is missing is made by the start, and whose it is shows then.

@@ -88,3 +88,64 @@ async fn check_looks_for_programs_on_the_path_of_the_settings() {
         "{text}"
     );
 }
+
+// Root reaches every socket, and would make rules; the agent removes one that it finds nobody at, or ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn run_refuses_a_socket_that_the_agents_user_may_neither_reach_nor_remove() {
+    use std::os::unix::fs::chown;
+    if !root_for("sockets of another user") {
+        return;
+    }
+    let machine = Machine::new().await;
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(machine.root.path(), 0o755);
+    let folder = machine.at("var/run/secrets/workload-spiffe-uds");
+    for dir in ["victim", "etc/certs", "var/run/secrets/workload-spiffe-uds", "etc/istio/proxy"] {
+        std::fs::create_dir_all(machine.at(dir)).unwrap();
+    }
+    for (name, to) in [("mesh.yaml", "mesh.yaml"), ("root-cert.pem", "etc/certs/root-cert.pem")] {
+        std::fs::copy(machine.from.path().join(name), machine.at(to)).unwrap();
+    }
+    chown(machine.at("etc/istio/proxy"), Some(65534), Some(65534)).unwrap();
+    let place = folder.join("socket");
+    let served = tokio::net::UnixListener::bind(&place).unwrap();
+    mode(&place, 0o660);
+    let mut server = tokio::task::JoinSet::new();
+    server.spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((mut client, _)) = served.accept().await {
+            // An HTTP/2 server's first frame.
+            let _ =
+                tokio::io::AsyncWriteExt::write_all(&mut client, b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x64")
+                    .await;
+            held.push(client);
+        }
+    });
+    let (logs, runs) = (("ISTIO_LOG_DIR", ""), "Effective config");
+    let refused = async |part: &str| {
+        let text = run_by_root(&machine, &[], &[logs], runs).await;
+        assert!(text.contains(part), "{part}: {text}");
+        assert!(!text.contains(runs), "it started all the same: {text}");
+    };
+    refused("secrets/workload-spiffe-uds/socket: another SDS server is there, and ").await;
+    let root = &machine.flags()[0];
+    let env = [("EXEC_USER", "65534"), ("ISTIO_CUSTOM_IP_TABLES", "true"), ("DISABLE_ENVOY", "true")];
+    let check = tokio::task::block_in_place(|| {
+        said(&vm(machine.root.path(), &["check", "--mesh=mesh.yaml", root], &env))
+    });
+    let told =
+        |line: &str| line.starts_with("FAIL  settings") && line.contains("another SDS server is there");
+    assert_eq!(check.lines().filter(|line| told(line)).count(), 1, "{check}");
+
+    // It may be reached; what is left of a server is not.
+    mode(&place, 0o666);
+    let text = run_by_root(&machine, &[], &[logs], runs).await;
+    assert!(text.contains(runs), "{text}");
+    server.shutdown().await;
+    refused("socket: nobody answers there, nor may it be removed: ").await;
+    chown(&folder, Some(65534), Some(65534)).unwrap();
+    let text = run_by_root(&machine, &[], &[logs], runs).await;
+    assert!(text.contains(runs), "{text}");
+}
