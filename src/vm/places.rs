@@ -107,6 +107,17 @@ impl Places {
         links::follow(&jail, &path).map(|target| (target, false))
     }
 
+    /// Where a file of settings is read: in an image its links lead where they will there, not to this machine's own.
+    ///
+    /// # Errors
+    /// As [`Self::target`].
+    pub(crate) fn source(&self, path: &Path) -> io::Result<PathBuf> {
+        if path.is_absolute() || self.jail() == Path::new("/") {
+            return Ok(self.at(path));
+        }
+        self.target(path).map(|(place, _)| place)
+    }
+
     // Against what links of this place are read, and the place there.
     fn way(&self, path: &Path) -> (PathBuf, PathBuf) {
         let jail = if path.is_absolute() { PathBuf::from("/") } else { self.jail() };
@@ -164,7 +175,7 @@ impl Places {
     pub(crate) fn settings(&self) -> [Settings; 2] {
         [&self.sidecar_env, &self.cluster_env.0].map(|path| {
             let name = self.at(path).display().to_string();
-            let text = bounded::given_text(Path::new(&name)).unwrap_or_default();
+            let text = self.source(path).and_then(|place| bounded::given_text(&place)).unwrap_or_default();
             let pairs = super::envfile::parse(&name, &text).unwrap_or_default();
             (name, pairs.into_iter().collect())
         })
@@ -180,7 +191,7 @@ impl Places {
         let (cluster, named) = &self.cluster_env;
         for (path, must) in [(&self.sidecar_env, false), (cluster, *named)] {
             let place = self.at(path);
-            match bounded::given_text(&place) {
+            match self.source(path).and_then(|place| bounded::given_text(&place)) {
                 Ok(text) => match super::envfile::parse(&place.display().to_string(), &text) {
                     Ok(pairs) => {
                         if path == cluster && pairs.is_empty() {

@@ -25,6 +25,10 @@ pub(super) fn put(places: &Places, parsed: &Parsed, env: &Env) -> u8 {
     let root = rustix::process::geteuid().is_root();
     // A root file system that is being prepared has users of its own.
     let accounts = Accounts::of(&places.root);
+    if let Err(e) = places.source(&places.sidecar_env) {
+        // It may name another user.
+        errors.push(format!("{}: {e}", places.at(&places.sidecar_env).display()));
+    }
     let named = user(places, Path::new(dir), env);
     let owner = if root { accounts.user(named.as_deref().unwrap_or(plan::USER)) } else { None };
     if root && owner.is_none() {
@@ -90,11 +94,7 @@ pub(super) fn put(places: &Places, parsed: &Parsed, env: &Env) -> u8 {
 // Whom `vm run` will become, by the settings that are there and those that are put there.
 fn user(places: &Places, dir: &Path, env: &Env) -> Option<String> {
     let cluster = std::path::absolute(dir.join("cluster.env")).unwrap_or_default();
-    // Where the package has made a link of it, that one leads elsewhere in an image.
-    let sidecar =
-        places.target(&places.sidecar_env).ok().and_then(|(place, _)| std::path::absolute(place).ok());
-    let sidecar_env = sidecar.unwrap_or_else(|| places.sidecar_env.clone());
-    let installed = Places { cluster_env: (cluster, false), sidecar_env, ..places.clone() };
+    let installed = Places { cluster_env: (cluster, false), ..places.clone() };
     let [(_, sidecar), (_, cluster)] = installed.settings();
     let given = [cluster.get("EXEC_USER"), sidecar.get("EXEC_USER"), env.map().get("EXEC_USER")];
     given.into_iter().flatten().next().filter(|user| !user.is_empty()).cloned()

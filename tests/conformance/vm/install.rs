@@ -241,3 +241,48 @@ async fn install_gives_the_files_to_the_user_of_the_settings() {
     assert_eq!((token.uid(), token.gid()), (1555, 1556));
     assert_eq!(std::fs::metadata(machine.at("var/log/istio")).unwrap().uid(), 1555);
 }
+
+// The package's own links, which in an image must not lead to the machine that prepares it.
+#[tokio::test]
+async fn settings_of_an_image_are_its_own() {
+    let machine = Machine::new().await;
+    machine.with_user();
+    for dir in ["var/lib/istio/envoy", "etc/istio/envoy"] {
+        std::fs::create_dir_all(machine.at(dir)).unwrap();
+    }
+    // Some place with settings of another machine.
+    let other = tempfile::tempdir().unwrap();
+    let link = |name: &str| {
+        let place = other.path().join(name);
+        std::fs::write(&place, format!("ISTIO_SERVICE='of the builder: {name}'\n")).unwrap();
+        let inside = machine.at(place.strip_prefix("/").unwrap().to_str().unwrap());
+        std::fs::create_dir_all(inside.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&place, machine.at("var/lib/istio/envoy").join(name)).unwrap();
+        inside
+    };
+    let (sidecar, cluster) = (link("sidecar.env"), link("cluster.env"));
+    let [root, _] = &machine.flags();
+    let check = || said(&vm(machine.root.path(), &["check", root], &[]));
+    let text = check();
+    assert!(text.contains("cluster.env is not there: \"istioctl"), "{text}");
+    assert!(!text.contains("of the builder"), "{text}");
+
+    let done = machine.install();
+    assert_eq!(done.status.code(), Some(0), "{}", said(&done));
+    assert!(std::fs::read_to_string(cluster).unwrap().contains("CANONICAL_SERVICE"));
+    std::fs::write(&sidecar, "ISTIO_LOG_DIR='/of/the/image'\n").unwrap();
+    let text = check();
+    for part in
+        ["var/lib/istio/envoy/cluster.env: ", "ISTIO_SERVICE='shop.ns'", "ISTIO_LOG_DIR='/of/the/image'"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("of the builder"), "{text}");
+
+    // Whose files they are to be is not known where it cannot be read.
+    std::fs::remove_file(&sidecar).unwrap();
+    std::os::unix::fs::symlink(sidecar.file_name().unwrap(), &sidecar).unwrap();
+    for text in [check(), said(&machine.install())] {
+        assert!(text.contains("var/lib/istio/envoy/sidecar.env: links lead in a circle"), "{text}");
+    }
+}
