@@ -114,7 +114,7 @@ kinds! {
         "mount a writable volume at the path (an emptyDir for /etc/istio/proxy and /var/run/secrets)";
     SocketFolder Broken
         "a socket that Envoy needs cannot be made",
-        "is the folder there, a folder, and writable for the agent's user (1337)? Is the path shorter than 108 bytes?";
+        "is the folder there, a folder, and writable for the agent's user (user 1337 in a pod, istio-proxy on a VM)? Is the path shorter than 108 bytes?";
     OpenFiles Broken
         "the limit of open files is reached",
         "raise the limit of open files (ulimit -n, LimitNOFILE= in the systemd unit)";
