@@ -37,7 +37,9 @@ pub(super) fn tree(purpose: For) -> clap::Command {
 
 // In help, `after_help` tells of what is not listed.
 fn one(command: &Command, purpose: For) -> clap::Command {
-    let usage = ["pilot-agent", command.name, command.usage, "[flags]"];
+    // Where the usage says so itself they stand elsewhere: behind `run --` all is the command's.
+    let flags = if command.usage.contains("[flags") { "" } else { "[flags]" };
+    let usage = ["pilot-agent", command.name, command.usage, flags];
     let usage: Vec<&str> = usage.into_iter().filter(|w| !w.is_empty()).collect();
     let listed =
         |flag: &Flag| argument(command.name, flag).hide(purpose == For::Help && flag.help.starts_with(OURS));
@@ -50,7 +52,8 @@ fn one(command: &Command, purpose: For) -> clap::Command {
         .args(if purpose == For::Completion { hints::words(command.name) } else { Vec::new() });
     match command.name {
         "vm" => out.after_help(
-            super::vm::ACTIONS.iter().map(|(name, about)| format!("  vm {name:<8} {about}\n")).collect::<String>(),
+            super::vm::ACTIONS.iter().map(|(name, about)| format!("  vm {name:<8} {about}\n")).collect::<String>()
+                + super::vm::STATUSES,
         ),
         "proxy" => out.after_help(
             "Also taken: the flags of releases 0.8 to 1.8 (into ProxyConfig, below every newer source); unknown flags are passed over \
@@ -140,6 +143,16 @@ mod tests {
         assert_eq!(listed("request"), ["debug-port", "help"]);
         assert_eq!(listed("version"), ["help", "output", "short"]);
         assert_eq!(listed("completion"), ["help"]);
+        // Behind `--` all is the command's.
+        for (name, usage) in [
+            ("run", "pilot-agent run [flags] -- command ..."),
+            ("doctor", "pilot-agent doctor [sidecar|router|waypoint] [flags, and those of proxy]"),
+            ("wait", "pilot-agent wait [flags]"),
+        ] {
+            let command = COMMANDS.iter().find(|command| command.name == name).unwrap();
+            let text = one(command, For::Manual).render_help().to_string();
+            assert!(text.lines().any(|line| line == format!("Usage: {usage}")), "{text}");
+        }
         let redirection = listed("istio-iptables");
         assert!(
             redirection.len() == 33 && !redirection.iter().any(|f| f == "restore-format"),

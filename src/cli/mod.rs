@@ -140,7 +140,7 @@ const COMMANDS: &[Command] = &[
         tolerant: true,
         ..command(
             "doctor",
-            "[sidecar|router|waypoint] [flags of proxy]",
+            "[sidecar|router|waypoint] [flags, and those of proxy]",
             "Find out why a proxy does not work here; ends with 0 when nothing is broken, else 1",
             DOCTOR,
         )
@@ -156,7 +156,7 @@ const COMMANDS: &[Command] = &[
     command(
         "upgrade",
         "",
-        "Have the running agent give its place to a new version while Envoy runs on (AGENT_UPGRADE); ends with 1 when the old one goes on",
+        "Have the running agent give its place to a new version while Envoy runs on (AGENT_UPGRADE); ends with 0 when the new one serves, 1 when the old one goes on, 255 when none was asked or has answered",
         UPGRADE,
     ),
     command("version", "", "Print what this build is", VERSION),

@@ -46,6 +46,10 @@ pub(super) const ACTIONS: [(&str, &str); 4] = [
     ("install", "put the files that istioctl wrote into --dir, and a unit, in their places"),
 ];
 
+/// How they end.
+pub(super) const STATUSES: &str = "\nAll end with 255 where a flag, a setting or a file is refused. Else run ends as istio-iptables where that fails, then as \
+                                   proxy; clean as istio-iptables; check with 0 when nothing is broken, 1 when something is; install with 0.\n";
+
 const TEXT: Kind = Kind::Text;
 
 /// The agent's help is there within milliseconds.
