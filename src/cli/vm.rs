@@ -56,7 +56,7 @@ const TEXT: Kind = Kind::Text;
 const TRIAL: Duration = Duration::from_secs(30);
 
 /// Folders that the agent's user could not make.
-const MADE: [&str; 3] = ["./etc/istio/proxy", "./var/run/secrets", "./var/lib/istio/data"];
+const MADE: [&str; 3] = ["./etc/istio/proxy", folders::SOCKETS, "./var/lib/istio/data"];
 
 /// Flags of the command.
 pub(super) const FLAGS: &[Flag] = &[
@@ -382,6 +382,9 @@ fn rules(flags: &[String], env: &Env) -> u8 {
 // standard library drops the supplementary groups with the user.
 fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
     let user = plan.become_user.as_ref();
+    if let Some(user) = user {
+        own_sockets(places, user);
+    }
     if user.is_some() {
         for path in MADE.map(Path::new) {
             let place = places.at(path);
@@ -414,6 +417,19 @@ fn hand_over(places: &Places, plan: &Plan) -> Result<Command, AtPath> {
         }
     }
     Ok(command)
+}
+
+// After a boot it may be root's: whoever put a token there made it. What cannot be given away may be of use all the same: the
+// folders in it may be there.
+fn own_sockets(places: &Places, user: &Account) {
+    let path = Path::new(folders::SOCKETS);
+    let place = places.at(path);
+    if place.is_dir()
+        && rights::no_room(Some(user), &place).is_some()
+        && let Err(why) = folders::give(places, path, user)
+    {
+        tracing::warn!("{}: {why}; it cannot be given to {}", place.display(), user.name);
+    }
 }
 
 fn runner(path: String) -> Real {

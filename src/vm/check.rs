@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::Access;
 
 use super::accounts::Account;
+use super::folders::SOCKETS;
 use super::places::{MOUNTED_ROOT, Places, TOKEN};
 use super::plan::Plan;
 use super::rights::{no_room, refusal};
@@ -188,11 +189,12 @@ fn of_plan(places: &Places, plan: &Plan, facts: &Facts) -> Vec<Line> {
 // Where the agent writes.
 fn folders(places: &Places, plan: &Plan, facts: &Facts) -> Line {
     let user = plan.become_user.as_ref();
-    let sockets = places.at(Path::new("./var/run/secrets"));
+    let sockets = places.at(Path::new(SOCKETS));
     for dir in [&facts.work, &sockets] {
-        // What is missing of the usual ones is made by `vm run`, as root.
-        let usual = *dir == sockets || dir.ends_with("etc/istio/proxy");
-        if user.is_some() && usual && !dir.exists() {
+        // What is missing of the usual ones is made by `vm run`, as root, and that of sockets is given to the user.
+        let given = *dir == sockets && dir.is_dir();
+        let made = (*dir == sockets || dir.ends_with("etc/istio/proxy")) && !dir.exists();
+        if user.is_some() && (given || made) {
             continue;
         }
         if let Some(why) = no_room(user, dir) {

@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
 
 use super::accounts::Account;
 use super::links::Folder;
@@ -15,6 +16,9 @@ use super::places::Places;
 
 /// From these names on folders are the proxy's; those above them are the system's.
 const OWN: [&str; 3] = ["istio", "secrets", "certs"];
+
+/// Where the agent makes the folders of its sockets. Somebody else may have made it first.
+pub(crate) const SOCKETS: &str = "./var/run/secrets";
 
 /// The folder at `path`, held open, and those that are missing made. The last one becomes the owner's, and those from [`OWN`]
 /// on. Where the proxy owns a folder it may put a link in the place of one that was just made: each is opened by its
@@ -26,6 +30,16 @@ pub(crate) fn make(places: &Places, path: &Path, owner: Option<&Account>) -> io:
     let base = places.base();
     let mut one = |above: &Folder, name: &OsStr, last| made(&base, above, name, last, owner);
     places.folder(path, owner.map(|account| account.uid), &mut one)
+}
+
+/// Gives the folder at `path`, which is there, to the owner.
+///
+/// # Errors
+/// As of [`make`].
+pub(crate) fn give(places: &Places, path: &Path, owner: &Account) -> io::Result<()> {
+    let folder = make(places, path, Some(owner))?;
+    let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+    Ok(rustix::fs::chownat(folder.handle()?, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
 }
 
 /// One folder of those that are missing below `base`.

@@ -28,7 +28,11 @@ pub(crate) const VARIABLES: &[(&str, &str, &str)] = &[
         "controlPlaneAuthPolicy, where PROXY_CONFIG is not set; NONE counts only for a port of plain text",
     ),
     ("ISTIO_AGENT_FLAGS", "", "more flags of proxy, separated by blanks"),
-    ("EXEC_USER", "istio-proxy", "whom the agent runs as, a name or number of /etc/passwd; root with TPROXY"),
+    (
+        "EXEC_USER",
+        "istio-proxy",
+        "whom the agent runs as, a name or number of /etc/passwd; root with TPROXY. docs/INSTALL.md has what else this takes",
+    ),
     (
         "ISTIO_LOG_DIR",
         "./var/log/istio",

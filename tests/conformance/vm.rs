@@ -541,3 +541,37 @@ async fn root_writes_through_no_link_of_the_proxys_user() {
     assert!(text.contains("secrets/mine is a link of user 65534"), "{text}");
     assert!(!at("var/run/secrets/tokens/istio-token").exists(), "{text}");
 }
+
+/// Whoever was there first may have made it: root that copied a token, or another user's agent before `EXEC_USER` was set.
+#[tokio::test]
+async fn the_folder_of_sockets_becomes_the_agents_users() {
+    use std::os::unix::fs::{MetadataExt, chown, symlink};
+    if !root_for("a folder of another user") {
+        return;
+    }
+    let machine = Machine::new().await;
+    let at = |path: &str| machine.at(path);
+    std::fs::set_permissions(machine.root.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for dir in ["victim", "etc/certs", "run/secrets", "var/lib/istio"] {
+        std::fs::create_dir_all(at(dir)).unwrap();
+    }
+    symlink("../run", at("var/run")).unwrap();
+    for (name, to) in [("mesh.yaml", "mesh.yaml"), ("root-cert.pem", "etc/certs/root-cert.pem")] {
+        std::fs::copy(machine.from.path().join(name), at(to)).unwrap();
+    }
+    for owner in [0, 1337] {
+        chown(at("run/secrets"), Some(owner), Some(owner)).unwrap();
+        let check = ["check", &machine.flags()[0], "--mesh=mesh.yaml"];
+        let checked = vm(
+            machine.root.path(),
+            &check,
+            &[("EXEC_USER", "65534"), ("ISTIO_CUSTOM_IP_TABLES", "true"), ("DISABLE_ENVOY", "true")],
+        );
+        assert!(!said(&checked).contains("FAIL  folders"), "{}", said(&checked));
+        assert_eq!(at("run/secrets").metadata().unwrap().uid(), owner, "a look changes nothing");
+        let env = [("ISTIO_LOG_DIR", "")];
+        let text = run_by_root(&machine, &[], &env, "Effective config").await;
+        let about = at("run/secrets").metadata().unwrap();
+        assert_eq!((about.uid(), about.gid()), (65534, 65534), "{text}");
+    }
+}

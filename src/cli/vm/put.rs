@@ -1,7 +1,7 @@
 //! `vm install`: says what is wrong, asks, writes.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{FLAGS, all};
 use crate::cli::{FAILED, fail, request};
@@ -29,7 +29,9 @@ pub(super) fn put(places: &Places, parsed: &Parsed, env: &Env) -> u8 {
         // It may name another user.
         errors.push(format!("{}: {e}", places.at(&places.sidecar_env).display()));
     }
-    let named = user(places, Path::new(dir), env);
+    let set = settings(places, Path::new(dir), env);
+    let named = set("EXEC_USER");
+    let places = &Places { certs: certs(places, set("PROV_CERT")), ..places.clone() };
     let owner = if root { accounts.user(named.as_deref().unwrap_or(plan::USER)) } else { None };
     if root && owner.is_none() {
         errors.push(match &named {
@@ -91,13 +93,28 @@ pub(super) fn put(places: &Places, parsed: &Parsed, env: &Env) -> u8 {
     request::print(next.as_bytes())
 }
 
-// Whom `vm run` will become, by the settings that are there and those that are put there.
-fn user(places: &Places, dir: &Path, env: &Env) -> Option<String> {
+// What `vm run` will find set, by the settings that are there and those that are put there.
+fn settings<'a>(places: &Places, dir: &Path, env: &'a Env) -> impl Fn(&str) -> Option<String> + use<'a> {
     let cluster = std::path::absolute(dir.join("cluster.env")).unwrap_or_default();
     let installed = Places { cluster_env: (cluster, false), ..places.clone() };
     let [(_, sidecar), (_, cluster)] = installed.settings();
-    let given = [cluster.get("EXEC_USER"), sidecar.get("EXEC_USER"), env.map().get("EXEC_USER")];
-    given.into_iter().flatten().next().filter(|user| !user.is_empty()).cloned()
+    move |name| {
+        let given = [cluster.get(name), sidecar.get(name), env.map().get(name)];
+        given.into_iter().flatten().next().filter(|value| !value.is_empty()).cloned()
+    }
+}
+
+// The folder of certificates: the flag's, else that of the settings, which speak of the machine as it will run: inside a
+// root file system in the making.
+fn certs(places: &Places, set: Option<String>) -> Option<PathBuf> {
+    let here = places.root == Path::new(".");
+    let set = set.map(PathBuf::from).map(|dir| {
+        match dir.strip_prefix(&places.root).or_else(|_| dir.strip_prefix("/")) {
+            Ok(below) if !here => below.to_owned(),
+            _ => dir,
+        }
+    });
+    places.certs.clone().or(set)
 }
 
 fn yes(question: &str) -> bool {

@@ -240,6 +240,35 @@ async fn install_gives_the_files_to_the_user_of_the_settings() {
     let token = std::fs::metadata(machine.at("var/run/secrets/tokens/istio-token")).unwrap();
     assert_eq!((token.uid(), token.gid()), (1555, 1556));
     assert_eq!(std::fs::metadata(machine.at("var/log/istio")).unwrap().uid(), 1555);
+    // Nor does the unit need the user that is not there.
+    let unit = std::fs::read_to_string(machine.at("etc/systemd/system/istio.service")).unwrap();
+    let named = unit.lines().find(|line| !line.starts_with('#') && line.contains("istio-proxy"));
+    assert_eq!(named, None);
+}
+
+/// `vm check` and the agent look for it there.
+#[tokio::test]
+async fn install_puts_the_root_into_the_folder_of_the_settings() {
+    let machine = Machine::new().await;
+    machine.with_user();
+    std::fs::create_dir_all(machine.at("var/lib/istio/envoy")).unwrap();
+    let set = |text: &str| std::fs::write(machine.at("var/lib/istio/envoy/sidecar.env"), text).unwrap();
+    let inside = format!("PROV_CERT={}\n", machine.at("etc/inside").display());
+    for (text, place) in [
+        ("PROV_CERT=./etc/relative\n", "etc/relative"),
+        // As the machine will know it once it runs.
+        ("PROV_CERT=/etc/mesh-certs\n", "etc/mesh-certs"),
+        (&inside, "etc/inside"),
+    ] {
+        set(text);
+        let done = machine.install();
+        assert_eq!(done.status.code(), Some(0), "{text}: {}", said(&done));
+        assert!(machine.at(place).join("root-cert.pem").is_file(), "{text}: {}", said(&done));
+    }
+    let [root, dir] = &machine.flags();
+    let done = vm(machine.root.path(), &["install", root, dir, "--certs=./etc/flag"], &[]);
+    assert!(machine.at("etc/flag/root-cert.pem").is_file(), "{}", said(&done));
+    assert!(!machine.at("etc/certs").exists(), "{}", said(&done));
 }
 
 // The package's own links, which in an image must not lead to the machine that prepares it.
