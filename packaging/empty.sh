@@ -4,7 +4,7 @@
 if [ ! -e /usr/local/bin/istio-start.sh ]; then
     for dir in /var/lib/istio/envoy /var/lib/istio/proxy /var/lib/istio/config /var/lib/istio/data /var/lib/istio \
         /etc/istio/envoy /etc/istio/proxy /etc/istio/config /etc/istio /etc/certs /var/log/istio \
-        /usr/share/pilot-agent /usr/share/licenses/pilot-agent; do
+        /usr/share/pilot-agent /usr/share/licenses/pilot-agent /usr/share/doc/pilot-agent; do
         [ -L "$dir" ] || [ ! -d "$dir" ] || rmdir "$dir" 2>/dev/null || true
     done
 fi

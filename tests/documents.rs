@@ -32,6 +32,8 @@ const OTHERS: &[&str] = &[
     "ENVOY_IMAGE",
     "GRPC_SSL_CIPHER_SUITES",
     "HELM_BIN",
+    "ISTIO_BIN_BASE",
+    "ISTIO_CFG",
     "ISTIO_CLUSTER_CONFIG",
     "ISTIO_LOG_DIR",
     "ISTIO_META_ISTIO_PROXY_SHA",
@@ -231,6 +233,36 @@ fn variables_are_in_the_table() {
         }
     }
     assert!(wrong.is_empty(), "not in docs/CONFIG.md:\n{}", wrong.into_iter().collect::<Vec<_>>().join("\n"));
+}
+
+/// Who has a package or a release, and no repository, finds what help, man pages and messages speak of.
+#[test]
+fn packages_and_releases_have_the_documents_that_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let man = ["completion", "man", dir.path().to_str().unwrap(), "2026-01-01"];
+    let made = Command::new(env!("CARGO_BIN_EXE_pilot-agent")).args(man).status().unwrap();
+    assert!(made.success());
+    let mut named =
+        BTreeSet::from(["docs/INSTALL.md", "docs/OPERATIONS.md", "docs/UPGRADE.md"].map(str::to_owned));
+    named.insert("deploy/prometheus-rules.yaml".to_owned());
+    for page in std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = std::fs::read_to_string(page).unwrap();
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "/._".contains(c)));
+        let words = words.map(|word| word.trim_end_matches('.'));
+        named.extend(words.filter(|word| word.starts_with("docs/")).map(str::to_owned));
+    }
+    assert!(named.contains("docs/CONFIG.md"), "{named:?}: is the reader of man pages broken?");
+    let (packages, dist) = (read("Cargo.toml"), read("scripts/dist"));
+    for document in named {
+        let name = document.rsplit('/').next().unwrap();
+        for asset in [
+            format!("[\"{document}\", \"usr/share/doc/pilot-agent/{name}\", "),
+            format!("source = \"{document}\", dest = \"/usr/share/doc/pilot-agent/{name}\","),
+        ] {
+            assert!(packages.contains(&asset), "Cargo.toml lacks {asset}");
+        }
+        assert!(dist.contains(&document), "scripts/dist leaves {document} out");
+    }
 }
 
 #[test]
