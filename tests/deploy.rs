@@ -232,7 +232,7 @@ fn the_patch_of_the_install_page_gives_a_pod_the_image() {
     let patch = command.split('\'').nth(1).expect("the patch stands in quotes");
     let read: Value = serde_yaml_ng::from_str(patch).unwrap();
     let kubectl = Command::new("kubectl")
-        .args(["patch", "--local", "-f", "deploy/canary/web.yaml", "-o", "yaml", "-p", patch])
+        .args(["patch", "--local", "-f", "deploy/canary/sample.yaml", "-o", "yaml", "-p", patch])
         .current_dir(root())
         .output();
     let patched = match kubectl {
