@@ -14,7 +14,7 @@ Wherever you look first, the cause stands there under the same name:
 | where | how |
 |---|---|
 | log | a line when a trouble begins (cause; what to do), `still: ...` every 30 s, `over: ...` when it ends |
-| readiness | `curl -i localhost:15020/healthz/ready`: header `x-not-ready`; `?verbose`: also in the body |
+| readiness | `pilot-agent request GET 'healthz/ready?verbose' --debug-port 15020`: the reasons; `curl -i localhost:15020/healthz/ready`: header `x-not-ready` |
 | `/debug/` | a page for people: `kubectl port-forward POD 15020`, then http://localhost:15020/debug/ |
 | `/debug/agentz` | JSON: `verdict`, `troubles`, `events` |
 | `pilot-agent status` | the running agent on one screen, the verdict as the last line; `--json`, `--watch` |
@@ -30,8 +30,10 @@ does not.
 What only Envoy knows (no configuration, not live, a silent admin port) is asked of it by whoever probes, by `status`, `doctor` and the
 pages, and by the agent itself 20 s after its start and every 30 s (20 s while something is wrong).
 
-Levels of the log can be changed while the agent runs: `curl localhost:15020/logging` lists them,
-`curl -X POST 'localhost:15020/logging?xdsproxy=debug'` sets one, `?level=info` all.
+`pilot-agent request` is in every image; `curl` is in none but `-debug`.
+
+Levels of the log can be changed while the agent runs: `pilot-agent request GET logging --debug-port 15020` lists them,
+`pilot-agent request POST 'logging?xdsproxy=debug' --debug-port 15020` sets one, `?level=info` all.
 
 ## What you see
 

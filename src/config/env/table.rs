@@ -189,7 +189,7 @@ variables! {
     go CERT FILE_MOUNTED_CERTS: Bool = "false", "certificates come from files";
     go CERT JWT_POLICY: Text = "third-party-jwt", "first-party-jwt: the pod's own token is sent where there is no istio-token (releases up to 1.20); any other value: as third-party-jwt";
     go CERT PILOT_CERT_PROVIDER: Text = "istiod", "which root istiod is checked with";
-    go CERT CREDENTIAL_FETCHER_TYPE: Text = "JWT", "JWT or GoogleComputeEngine";
+    go CERT CREDENTIAL_FETCHER_TYPE: Text = "JWT", "JWT or GoogleComputeEngine; Mock: a made-up token, for tests";
     go CERT CREDENTIAL_IDENTITY_PROVIDER: Text = "GoogleComputeEngine", "identity provider named in token exchanges with CREDENTIAL_FETCHER_TYPE=GoogleComputeEngine";
     go CERT SECRET_TTL: Duration = "24h0m0s", "validity asked for";
     go CERT SECRET_GRACE_PERIOD_RATIO: Float = "0.5", "share of the validity before the end at which to renew";
@@ -205,7 +205,7 @@ variables! {
     ours CERT CA_TIMEOUT: Duration = "50s", "how long a request to the CA may take with all its attempts; 0: the default";
     ours CERT NO_CORE_DUMPS: Bool = "false", "no core file of the agent, and no look at its memory (ptrace, /proc) for processes of the same user; Envoy is not concerned";
     ours CERT WORKLOAD_SOCKET_WAIT: Duration = "0s", "how long to wait for somebody else's SDS server on the workload socket; on the default name this agent serves when nobody came";
-    ours CERT SDS_ALLOWED_UIDS: Text = "", "users that may connect to the SDS sockets, numbers separated by commas; empty: all";
+    ours CERT SDS_ALLOWED_UIDS: Text = "", "users that may connect to the SDS sockets beside the agent's own and that of the Envoy it starts, numbers separated by commas; empty: all";
     ours CERT RENEWAL_EARLY: Bool = "false", "while there is trouble on the way to istiod, ask for a new certificate before it is due, again and again";
     ours CERT IDENTITY_NEAR_EXPIRY: Text = "ignore", "when the certificate is about to expire through a fault of this proxy's own: ignore, unready, or exit";
     ours CERT IDENTITY_NEAR_EXPIRY_BEFORE: Duration = "5m", "how long before the end of validity that is";
@@ -214,7 +214,7 @@ variables! {
     ours CERT IDENTITY_PERSIST_KEY: Text = "", "a file (mode 0600 or less, 32 bytes at least) whose content seals the key of IDENTITY_PERSIST; empty: it is not sealed";
     go DNS ISTIO_META_DNS_CAPTURE: Bool = "false", "start the DNS server of a sidecar";
     go DNS ISTIO_META_ENABLE_DNS_SERVER: Bool = "false", "start the DNS server of any type";
-    go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens; when set, istiod is told in node metadata of this name";
+    go DNS DNS_PROXY_ADDR: Text = "localhost:15053", "where it listens; when set, istiod is told in node metadata of this name. Port 53 takes root: else the default is used, with a line in the log; by root Envoy then runs as user 1337, and /var/lib/istio/resolv.conf names the resolvers where it is there";
     go DNS DNS_FORWARD_PARALLEL: Bool = "false", "ask all upstream resolvers at once";
     go DNS DNS_FORWARD_TIMEOUT: Duration = "5s", "limit of an upstream query";
     ours DNS DNS_FORWARD_ADAPTIVE: Bool = "false", "resolv.conf is read again when it changes, resolvers that answer are asked first, a query is sent again within DNS_FORWARD_TIMEOUT, and a cut answer is fetched over TCP";
@@ -234,7 +234,7 @@ variables! {
     go WASM WASM_HTTP_REQUEST_MAX_RETRIES: Int = "5", "attempts to download a module, in all";
     go WASM WASM_INSECURE_REGISTRIES: Text = "", "list of host[:port] whose certificates are not verified; `*`: all";
     go WASM ISTIO_WASM_MAX_BINARY_SIZE_BYTES: Int = "268435456", "longest module, packed or unpacked";
-    go WASM DOCKER_CONFIG: Text = "", "folder of the Docker config.json with registry credentials";
+    go WASM DOCKER_CONFIG: Text = "", "folder of the Docker config.json with registry credentials; empty: .docker in HOME";
     go WASM REGISTRY_AUTH_FILE: Text = "", "file with registry credentials where Docker has none";
     go WASM XDG_RUNTIME_DIR: Text = "", "its containers/auth.json has registry credentials, as a last resort";
     ours STATUS READINESS_STRICT: Bool = "false", "an expired identity, a lost config source, tokens that cannot be exchanged or a gateway's missing secret takes readiness away";
@@ -281,9 +281,13 @@ pub(crate) const FAMILIES: &[(&str, &str)] = &[
     ("CA_HEADER_<NAME>", "header `<NAME>` of calls to the CA; never logged"),
     (
         "HTTPS_PROXY, HTTP_PROXY, NO_PROXY",
-        "way through an HTTP proxy: to istiod and the CA (the first), to module servers and registries; lower case too",
+        "way through an HTTP proxy: to istiod and the CA (the first; Vault by its URL), to module servers and registries, not to servers that exchange tokens; lower case too",
     ),
     ("SSL_CERT_FILE, SSL_CERT_DIR", "where the system's roots are"),
+    (
+        "NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID",
+        "systemd's, of a unit with `Type=notify` and `WatchdogSec=`: it is told of readiness, state and life",
+    ),
     ("everything", "is handed on to Envoy as it is"),
 ];
 
