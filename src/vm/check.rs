@@ -192,12 +192,16 @@ fn folders(places: &Places, plan: &Plan, facts: &Facts) -> Line {
     let sockets = places.at(Path::new(SOCKETS));
     for dir in [&facts.work, &sockets] {
         // What is missing of the usual ones is made by `vm run`, as root, and that of sockets is given to the user.
-        let given = *dir == sockets && dir.is_dir();
-        let made = (*dir == sockets || dir.ends_with("etc/istio/proxy")) && !dir.exists();
-        if user.is_some() && (given || made) {
+        let usual = *dir == sockets || dir.ends_with("etc/istio/proxy");
+        if user.is_some() && usual && !dir.exists() {
             continue;
         }
-        if let Some(why) = no_room(user, dir) {
+        let given = user.is_some() && *dir == sockets && dir.is_dir();
+        let why = match dir.parent().filter(|_| given) {
+            Some(above) => refusal(user, above, Access::EXEC_OK),
+            None => no_room(user, dir),
+        };
+        if let Some(why) = why {
             return line(Grade::Fail, "folders", format!("the agent writes to {}: {why}", dir.display()));
         }
     }

@@ -255,7 +255,9 @@ fn check_looks_with_the_rights_of_the_agents_user() {
     let shut = world.path("shut");
     std::fs::create_dir(&shut).unwrap();
     std::fs::copy(at("envoy"), shut.join("envoy")).unwrap();
-    std::fs::create_dir_all(at("var/run/secrets/tokens")).unwrap();
+    for folder in ["var/run/secrets/tokens", "etc/istio/proxy"] {
+        std::fs::create_dir_all(at(folder)).unwrap();
+    }
     std::fs::write(at("var/run/secrets/tokens/istio-token"), "a.b.c").unwrap();
     set_mode(&shut, 0o700);
     std::fs::remove_file(at("envoy")).unwrap();
