@@ -47,8 +47,8 @@ pub(super) const ACTIONS: [(&str, &str); 4] = [
 ];
 
 /// How they end.
-pub(super) const STATUSES: &str = "\nAll end with 255 where a flag, a setting or a file is refused. Else run ends as istio-iptables where that fails, then as \
-                                   proxy; clean as istio-iptables; check with 0 when nothing is broken, 1 when something is; install with 0.\n";
+pub(super) const STATUSES: &str = "\nExit status: 255 where a flag is refused, and of run and install where a setting or a file is. Else: run as istio-iptables where \
+                                   that fails, then as proxy; clean as istio-iptables; check 0 when nothing is broken, 1 when something is; install 0.\n";
 
 const TEXT: Kind = Kind::Text;
 
