@@ -12,7 +12,7 @@
 //!
 //! An abnormal end of one of several epochs: with recovery all are killed and one starts anew, since the
 //! survivors wait for a partner that is gone; without it the others live on and only the last one's end
-//! is the agent's. Of one that could not even be executed (a full disk, a program that is not there) the others
+//! is the agent's, unless what is left has drained for it (`supervisor/run/surviving.rs`). Of one that could not even be executed (a full disk, a program that is not there) the others
 //! know nothing: they live on, and it is tried again, after 51 s at most. A clean end is never answered by a new start.
 //!
 //! Epoch numbers are "highest running + 1", not a mere count: Envoy finds its predecessor by number.

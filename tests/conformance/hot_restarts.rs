@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mock_istiod::{Fault, MockIstiod};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::mesh::Loop;
-use crate::support::{Envoy, TestAgent, eventually, http};
+use crate::support::{Envoy, TestAgent, envoy_bin, eventually, http};
 
 async fn is_live(agent: &TestAgent, epoch: u32) {
     eventually("the new epoch is live", || async {
@@ -86,6 +87,93 @@ async fn the_one_that_serves_is_ready_until_its_successor_is() {
     agent.wait_log("Envoy epoch 0 exited").await;
     assert!(agent.get("/healthz/ready").await.expect("an answer").status.is_success());
     agent.stop().await;
+}
+
+// What it has left has closed its listeners, and would be ready for ever though nobody serves.
+#[tokio::test]
+async fn an_epoch_that_ends_after_it_took_over_is_envoys_end() {
+    let mock = MockIstiod::start().await;
+    let mesh = Loop::serve(&mock);
+    for (recovers, signal) in [(false, Signal::SEGV), (false, Signal::TERM), (true, Signal::SEGV)] {
+        let agent = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts();
+        let mut agent = agent.env("ENVOY_RECOVERY", recovers.to_string()).start();
+        agent.wait_ready().await;
+        let first = agent.envoy_pid().await;
+        assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+        is_live(&agent, 1).await;
+        let of_envoy = agent.processes().into_iter().filter(|(_, name)| name.starts_with("envoy"));
+        let (second, _) = of_envoy.into_iter().find(|(pid, _)| *pid != first).expect("the new one");
+        eventually("the one before drains", || async { mesh.ask(&mock).await.ok() }).await;
+        // It is live some moments before it has the other one close its listeners.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        rustix::process::kill_process(second, signal).unwrap();
+        if recovers {
+            agent.wait_log("killed for a fresh start").await;
+            is_live(&agent, 0).await;
+            agent.stop().await;
+            continue;
+        }
+        let status = agent.wait_exit().await.code();
+        assert_eq!(status, Some(if signal == Signal::SEGV { 139 } else { 0 }), "{}", agent.log().text());
+        agent.assert_clean().await;
+    }
+}
+
+// That an epoch has not left its mark may also mean that it never came to set it.
+#[tokio::test]
+async fn one_that_serves_without_an_admin_port_outlives_an_epoch_that_ends_at_once() {
+    let mock = MockIstiod::start().await;
+    let builder = TestAgent::with().istiod(&mock).hot_restarts();
+    let real = envoy_bin();
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in *'--restart-epoch 1 '*) exit 3;; esac\nexec {} \"$@\"\n",
+        real.display()
+    );
+    let own = json!({"node": {"id": "a", "cluster": "b"}}).to_string();
+    let builder = builder.file_mode("mine", script, 0o755).file("my.json", own);
+    let builder = builder.envoy(Envoy::Binary("./mine".into())).proxy_config("customConfigFile", "my.json");
+    let mut agent = builder.start();
+    agent.wait_log("Envoy command: [").await;
+    let base_id = agent.path("my.json.base-id");
+    eventually("Envoy runs", || async { base_id.exists().then_some(()) }).await;
+    assert_eq!(agent.post("/debug/hot_restart").await.expect("an answer").text(), "OK");
+    agent.wait_log("Envoy epoch 1 exited with error: exit status 3").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    agent.assert_running();
+    assert!(!agent.log().contains("Envoy epoch 0"), "{}", agent.log().text());
+    agent.stop().await;
+}
+
+// It is refused late, when it has taken the admin port.
+#[tokio::test]
+async fn the_admin_port_comes_back_with_the_configuration() {
+    for recovers in [false, true] {
+        let mock = MockIstiod::start().await;
+        let builder = TestAgent::with().istiod(&mock).envoy(Envoy::Real).hot_restarts();
+        let builder = builder.env("ENVOY_RECOVERY", recovers.to_string());
+        let of = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
+        let admin = builder.ports().admin;
+        let unknown =
+            json!({"name": "nope", "typed_config": {"@type": "type.googleapis.com/google.protobuf.Struct"}});
+        let listener = json!({"name": "l", "address": of(0), "filter_chains": [{"filters": [unknown]}]});
+        let text = |listeners: Value| {
+            json!({"node": {"id": "a", "cluster": "b"}, "admin": {"address": of(admin)},
+                   "static_resources": {"listeners": listeners}})
+            .to_string()
+        };
+        let mut agent =
+            builder.file("my.json", text(json!([]))).proxy_config("customConfigFile", "my.json").start();
+        is_live(&agent, 0).await;
+        agent.put("my.json", text(json!([listener])));
+        agent.wait_log("Envoy epoch 1 exited").await;
+        agent.put("my.json", text(json!([])));
+        eventually("one with the good configuration has the port", || async {
+            state(&agent).await.filter(|(state, epoch)| state == "LIVE" && *epoch > 0)
+        })
+        .await;
+        assert!(!agent.log().contains("Envoy epoch 0 exited"), "{}", agent.log().text());
+        agent.stop().await;
+    }
 }
 
 async fn troubles(agent: &TestAgent) -> Vec<String> {

@@ -12,6 +12,7 @@ mod outcome;
 mod preparing;
 mod replacing;
 mod requests;
+mod surviving;
 mod taken;
 
 use std::collections::BTreeMap;
@@ -100,8 +101,10 @@ pub(super) struct Run {
     executing: FuturesUnordered<Boxed<executing::Execution>>,
     /// Another binary that has not shown yet that it serves.
     proving: Option<replacing::Proving>,
-    /// Asked when that has failed.
-    survivor: Option<Boxed<Result<(bool, u64), admin::Error>>>,
+    /// What still runs is asked when another epoch has failed.
+    survivor: Option<Boxed<surviving::Answer>>,
+    /// Envoy's admin port has answered: where it does not any more, that means something.
+    has_admin: bool,
     reload_again: Option<bool>,
     retry_at: Option<Instant>,
     files: Option<FileWatch>,
@@ -179,6 +182,7 @@ impl Run {
             executing: FuturesUnordered::new(),
             proving: None,
             survivor: None,
+            has_admin: false,
             reload_again: None,
             retry_at: None,
             files: None,
@@ -283,8 +287,8 @@ impl Run {
                 self.judged(refusal);
                 false
             }
-            live = maybe(&mut self.survivor) => {
-                self.survived(&live);
+            answer = maybe(&mut self.survivor) => {
+                self.survived(&answer);
                 false
             }
             live = maybe(&mut self.live) => {

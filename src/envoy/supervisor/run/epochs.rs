@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::surviving::After;
 use super::{Epoch, Run, SOON, executing, judging};
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::process::{self, Exit, Written};
@@ -169,14 +170,21 @@ impl Run {
         if let (Some(guard), Some(process)) = (&mut self.guard, epoch.process) {
             guard.release(process.id());
         }
-        if self.epochs.keys().next_back().is_none_or(|successor| *successor > number) {
+        let successor = self.epochs.keys().next_back().is_none_or(|other| *other > number);
+        let left = self.tidy(number);
+        let uninitialised = left == Some(true);
+        let took_over = !successor
+            && !gave_up
+            && !uninitialised
+            && epoch.process.is_some()
+            && !matches!(exit, Exit::NotStarted(_));
+        if successor || took_over {
             self.asked.takes_the_place();
         }
         if let Some(pending) = self.pending.as_mut().filter(|_| self.epochs.is_empty()) {
             // Nothing is left to wait for.
             pending.next_check = Instant::now();
         }
-        let uninitialised = self.tidy(number);
         let ran = epoch.started.elapsed();
         if !exit.orderly() || self.epochs.is_empty() {
             self.settled_at = None;
@@ -215,6 +223,17 @@ impl Run {
             return self.epochs.is_empty() && self.tell(drain::Event::Gone);
         }
         let action = self.core.ended(number, kind, ran);
+        let after = match () {
+            () if gave_up => Some(After::Trial),
+            // It was initialised, or never came to start.
+            () if took_over && left.is_some() => Some(After::TakeOver),
+            () => None,
+        };
+        self.follow(action, after).await
+    }
+
+    // `after`: what the others are asked for, if they live on.
+    async fn follow(&mut self, action: restart::Action, after: Option<After>) -> bool {
         if matches!(action, restart::Action::Start(_) | restart::Action::RetryIn(_)) {
             self.acquit().await;
         }
@@ -222,10 +241,13 @@ impl Run {
         if matches!(action, restart::Action::None | restart::Action::AgainIn(_)) && !self.epochs.is_empty() {
             self.live_on();
         }
-        if gave_up && !over && !self.epochs.is_empty() {
-            self.core.settle();
-            let client = self.client.clone();
-            self.survivor = Some(Box::pin(async move { client.live().await }));
+        match after {
+            Some(After::Trial) if !over && !self.epochs.is_empty() => {
+                self.core.settle();
+                self.ask_survivor(After::Trial);
+            }
+            Some(After::TakeOver) if action == restart::Action::None => self.ask_survivor(After::TakeOver),
+            _ => {}
         }
         over
     }
@@ -244,21 +266,19 @@ impl Run {
     }
 
     // What the newest epoch has left would keep the next one from starting beside those that serve. Gives whether that one was
-    // not initialised yet.
-    fn tidy(&self, number: u32) -> bool {
+    // not initialised yet, if that can be told.
+    fn tidy(&self, number: u32) -> Option<bool> {
         let newest = self.epochs.keys().next_back().is_some_and(|other| *other < number);
-        let Some(id) = self.base_id.filter(|_| newest && self.envoy.config.restart.hot_restart) else {
-            return false;
-        };
+        let id = self.base_id.filter(|_| newest && self.envoy.config.restart.hot_restart)?;
         match shared::clear(&shared::path(id)) {
             Ok(true) => {
                 tracing::info!("epoch {number} was not initialised yet; the next one can start");
-                true
+                Some(true)
             }
-            Ok(false) => false,
+            Ok(false) => Some(false),
             Err(error) => {
                 tracing::warn!("cannot tell whether epoch {number} blocks the next one: {error}");
-                false
+                None
             }
         }
     }

@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use super::preparing::For;
 use super::{LIVE_POLL, Run};
+use crate::envoy::admin;
 use crate::envoy::drain::Phase;
 use crate::envoy::supervisor::handle::{NotReplaced, Replace};
-use crate::envoy::{admin, restart};
 
 const LOOKING: NotReplaced = NotReplaced::Busy("Envoy's configuration is being looked at");
 
@@ -126,22 +126,5 @@ impl Run {
         self.forced = self.forced.wrapping_sub(1);
         let _ = done.send(Err(NotReplaced::GaveUp { epoch, why }));
         true
-    }
-
-    /// What still runs has said whether it is well. If not, the binary of before takes over from it, with the
-    /// configuration of now.
-    pub(super) fn survived(&mut self, live: &Result<(bool, u64), admin::Error>) {
-        if self.machine.phase() != Phase::Running {
-            return;
-        }
-        if matches!(live, Ok((true, _))) {
-            return self.reload_now();
-        }
-        self.reload_again = None;
-        tracing::warn!("Envoy has lost its admin port to the epoch that failed: another epoch takes it back");
-        self.forced += 1;
-        if let restart::Action::Start(epoch) = self.core.desire(self.envoy.id.wrapping_add(self.forced)) {
-            self.start(epoch);
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::preparing::For;
+use super::surviving::After;
 use super::{LIVE_LIMIT, LIVE_POLL, MOST_EPOCHS, Pending, Run};
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::supervisor::RunState;
@@ -147,9 +148,13 @@ impl Run {
     }
 
     // An epoch with another one has failed, which nobody wants any more.
-    fn put_back(&self) {
+    fn put_back(&mut self) {
         if self.core.is_settled() && self.settled_at.is_none() && self.executing.is_empty() {
+            let has_failed = self.trouble.kind().is_some();
             self.trouble.end();
+            if has_failed && self.envoy.config.restart.hot_restart && !self.epochs.is_empty() {
+                self.ask_survivor(After::PutBack);
+            }
         }
     }
 
@@ -167,6 +172,7 @@ impl Run {
 
     // The previous epoch has said whether it is live.
     pub(super) fn checked(&mut self, live: Result<(bool, u64), admin::Error>) {
+        self.has_admin |= live.is_ok();
         let Some(pending) = &mut self.pending else { return self.proved(&live) };
         let now = Instant::now();
         let previous = u64::from(pending.epoch) - 1;
