@@ -46,6 +46,7 @@ use std::time::Duration;
 
 use common::Common;
 
+use crate::base::handover;
 use crate::config::Config;
 use crate::config::parts::Error;
 use crate::config::parts::envoy::Presence;
@@ -77,6 +78,8 @@ pub(crate) async fn run(config: Arc<Config>, heir: Option<Heir>, early: Early) -
     let Start::Serves(begun) = begun? else { return Ok(0) };
     let Begun { common, supervisor, envoy, signals, upgrades } = *begun;
     if let Some(heir) = heir {
+        // There is no way back from here.
+        handover::unblock_signals();
         if let Some(stop) = heir.stop() {
             shutdown::begin(&common.tasks, &envoy, signals::Signals::named(stop));
         }

@@ -68,7 +68,8 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers, in the place of those of the start.
+    /// Installs the handlers, in the place of those of the start. What came between two programs, or comes before the
+    /// second one serves, waits in the kernel: it is for whichever of them goes on.
     pub(super) fn install(early: &Early) -> io::Result<Self> {
         let all = Self {
             terminate: signal(SignalKind::terminate())?,
@@ -79,10 +80,6 @@ impl Signals {
             upgrade: Some(signal(SignalKind::user_defined2())?),
         };
         early.0.store(false, Ordering::SeqCst);
-        if crate::base::handover::passing() {
-            // Those that came between two programs.
-            crate::base::handover::unblock_signals();
-        }
         Ok(all)
     }
 

@@ -227,6 +227,26 @@ async fn a_signal_that_comes_meanwhile_ends_the_agent_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_signal_that_comes_to_a_program_that_fails_ends_the_one_that_comes_back() {
+    let mock = MockIstiod::start().await;
+    let mut agent = builder(&mock).start();
+    agent.wait_ready().await;
+    // Whoever starts waits for what another server says here, for a second.
+    let place = agent.path("var/run/secrets/credential-uds/socket");
+    std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+    let silent = tokio::net::UnixListener::bind(&place).unwrap();
+    let mut command = agent.spawn(&["upgrade"]);
+    drop(silent.accept().await.expect("the trial asks"));
+    let _held = silent.accept().await.expect("the new program asks");
+    // It is to be removed then, which fails.
+    std::fs::remove_file(&place).unwrap();
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait_exit().await.code(), Some(0), "{}", agent.log().text());
+    command.wait().await.unwrap();
+    agent.assert_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_at_the_same_time_are_one_after_the_other_or_refused() {
     let mock = MockIstiod::start().await;
     let mut agent = builder(&mock).start();
