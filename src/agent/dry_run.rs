@@ -28,6 +28,14 @@ const VALIDATION: Duration = Duration::from_secs(30);
 /// # Errors
 /// What would have refused the start, and what Envoy says against the bootstrap.
 pub(crate) async fn dry_run(config: &Config) -> Result<Vec<u8>, Error> {
+    dry_run_within(config, None).await
+}
+
+/// As [`dry_run`]; an Envoy that gives no answer within `limit` refuses it.
+///
+/// # Errors
+/// As there.
+pub(super) async fn dry_run_within(config: &Config, limit: Option<Duration>) -> Result<Vec<u8>, Error> {
     refusals(config).await?;
     let mode = if config.identity.owns_socket_already() {
         // It is our own, of the agent whose place is to be taken.
@@ -36,18 +44,26 @@ pub(crate) async fn dry_run(config: &Config) -> Result<Vec<u8>, Error> {
         probe::look(&config.identity.socket).await.map_err(said)?
     };
     let socket = &config.identity.credential_socket;
-    let own = config.envoy.presence == Presence::Own;
-    let mut text = match &config.envoy.process.file {
-        ConfigFile::Custom(path) if own => {
+    let mut text = match (&config.envoy.process.file, config.envoy.presence) {
+        (ConfigFile::Custom(path), Presence::Own) => {
             // The start makes it all the same.
             config.envoy.bootstrap.has_node()?;
             let text = custom_text(path).await;
-            judge(config, validate::Bootstrap::File(path)).await?;
+            judge(config, validate::Bootstrap::File(path), limit).await?;
             text
         }
-        _ => {
+        (ConfigFile::Generated(path), Presence::Own | Presence::External) => {
             let text = bootstrap_text(&config.envoy.bootstrap, socket, mode).await?;
-            judge(config, validate::Bootstrap::Text(&text)).await?;
+            judge(config, validate::Bootstrap::named(path, &text), limit).await?;
+            text
+        }
+        // The start makes none.
+        (ConfigFile::Custom(_), Presence::External) | (_, Presence::None) => {
+            let text = bootstrap_text(&config.envoy.bootstrap, socket, mode).await.unwrap_or_else(|e| {
+                tracing::warn!("the bootstrap, which nobody is given, is not shown: {e}");
+                Vec::new()
+            });
+            judge(config, validate::Bootstrap::Json(&text), limit).await?;
             text
         }
     };
@@ -105,7 +121,7 @@ async fn custom_text(path: &Path) -> Vec<u8> {
     })
 }
 
-/// As [`validate()`], of a text that may be YAML, which a template may have made.
+/// As [`validate()`]; what is put over a text of YAML is put over the same in JSON.
 pub(crate) async fn judged(
     envoy: &str,
     bootstrap: validate::Bootstrap<'_>,
@@ -113,23 +129,24 @@ pub(crate) async fn judged(
     limit: Duration,
 ) -> Verdict {
     let json = match (bootstrap, over) {
-        (validate::Bootstrap::Text(text), Some(_)) => as_json(text),
+        (validate::Bootstrap::Yaml(text), Some(_)) => as_json(text),
         _ => None,
     };
-    validate(envoy, json.as_deref().map_or(bootstrap, validate::Bootstrap::Text), over, limit).await
+    validate(envoy, json.as_deref().map_or(bootstrap, validate::Bootstrap::Json), over, limit).await
 }
 
-// None of what is JSON already, or nothing that could be told.
+// What is no YAML is for Envoy to refuse.
 fn as_json(text: &[u8]) -> Option<Vec<u8>> {
-    if serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok() {
-        return None;
-    }
     let value = crate::config::yaml::to_json(std::str::from_utf8(text).ok()?).ok()?;
     Some(value.to_string().into_bytes())
 }
 
 // As it would be started. Another binary, which may be here, has no say in what somebody else starts.
-async fn judge(config: &Config, bootstrap: validate::Bootstrap<'_>) -> Result<(), Error> {
+async fn judge(
+    config: &Config,
+    bootstrap: validate::Bootstrap<'_>,
+    limit: Option<Duration>,
+) -> Result<(), Error> {
     let process = &config.envoy.process;
     let why = match config.envoy.presence {
         Presence::Own => None,
@@ -141,7 +158,7 @@ async fn judge(config: &Config, bootstrap: validate::Bootstrap<'_>) -> Result<()
         return Ok(());
     }
     let (envoy, over) = (process.binary.as_str(), process.arguments.override_json.as_deref());
-    match judged(envoy, bootstrap, over, VALIDATION).await {
+    match judged(envoy, bootstrap, over, limit.unwrap_or(VALIDATION)).await {
         Verdict::Accepted if over.is_some() => {
             tracing::info!("{envoy} accepts the bootstrap with what ISTIO_BOOTSTRAP_OVERRIDE puts over it");
         }
@@ -152,6 +169,12 @@ async fn judge(config: &Config, bootstrap: validate::Bootstrap<'_>) -> Result<()
         }
         Verdict::NotStarted(e) => {
             tracing::warn!("the bootstrap was not validated: {envoy} cannot be started: {e}");
+        }
+        Verdict::Late if let Some(limit) = limit => {
+            let text = format!(
+                "{envoy} has not judged the bootstrap within {limit:?}: is it an Envoy? On a slow machine raise AGENT_UPGRADE_TIMEOUT"
+            );
+            return Err(Error::new(text));
         }
         Verdict::Late => tracing::warn!(
             "the bootstrap was not validated: {envoy} gave no answer within {} s",

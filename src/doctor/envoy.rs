@@ -102,7 +102,7 @@ async fn bootstrap(scene: &Scene, binary: &str) -> Check {
         }
         Err(late) => return late,
     };
-    judged(scene, binary, validate::Bootstrap::Text(&text)).await
+    judged(scene, binary, validate::Bootstrap::named(&parts::envoy::generated(config), &text)).await
 }
 
 async fn custom(scene: &Scene, binary: &str, path: &Path) -> Check {

@@ -1,6 +1,6 @@
 //! Has Envoy itself judge a bootstrap, and asks it which version it is. Nothing is bound or written.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -44,10 +44,23 @@ pub(crate) enum Verdict {
 /// What Envoy is asked about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Bootstrap<'a> {
-    /// One that lies nowhere yet; in JSON where something is put over it.
-    Text(&'a [u8]),
+    /// One that lies nowhere yet, and would in a file that Envoy reads as JSON.
+    Json(&'a [u8]),
+    /// The same of YAML; nothing can be put over it.
+    Yaml(&'a [u8]),
     /// A file that Envoy reads by itself, whatever its form is.
     File(&'a Path),
+}
+
+impl<'a> Bootstrap<'a> {
+    /// `text` as Envoy would read it from a file of this name.
+    #[must_use]
+    pub(crate) fn named(path: &Path, text: &'a [u8]) -> Self {
+        match path.extension().and_then(OsStr::to_str) {
+            Some("yaml") => Self::Yaml(text),
+            _ => Self::Json(text),
+        }
+    }
 }
 
 /// Asks `envoy` about `bootstrap` with `over` put over it, as at a start.
@@ -66,8 +79,9 @@ pub(crate) async fn validate(
             command.arg("-c").arg(path);
             over.map(str::as_bytes)
         }
-        (Bootstrap::Text(text), None) => Some(text),
-        (Bootstrap::Text(text), over) => {
+        (Bootstrap::Yaml(text), _) => Some(text),
+        (Bootstrap::Json(text), over) => {
+            // What has no extension is JSON for Envoy.
             match handover::sealed("bootstrap", text) {
                 Ok(memory) => command.stdin(Stdio::from(memory)).args(["-c", "/dev/fd/0"]),
                 Err(error) => return Verdict::NotStarted(error),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::process::Command;
 
 use super::{Error, Heir, Program, words};
+use crate::agent::dry_run::dry_run_within;
 use crate::base::handover::{self, Parcel};
 use crate::config::Config;
 use crate::config::parts;
@@ -64,6 +65,8 @@ pub(super) async fn tried(
 /// Why it could not.
 pub(crate) async fn rehearse(config: &Config, heir: &Heir) -> Result<String, parts::Error> {
     heir.readable().map_err(|e| parts::Error::new(Error::Unreadable(e).to_string()))?;
-    super::super::dry_run(config).await?;
+    // Its end, and what is said of it, have to be in time: who is killed leaves its Envoy behind.
+    let limit = config.upgrade.as_ref().map(|upgrade| upgrade.limit * 2 / 3);
+    dry_run_within(config, limit).await?;
     Ok(format!("{CAN}{}", crate::base::build_info::VERSION))
 }

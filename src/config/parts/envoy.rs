@@ -94,16 +94,19 @@ pub(crate) fn custom(config: &Sources) -> Option<PathBuf> {
 }
 
 fn file(config: &Sources) -> ConfigFile {
-    if let Some(path) = custom(config) {
-        return ConfigFile::Custom(path);
-    }
+    custom(config).map_or_else(|| ConfigFile::Generated(generated(config)), ConfigFile::Custom)
+}
+
+/// Where the bootstrap that is made is written.
+#[must_use]
+pub(crate) fn generated(config: &Sources) -> PathBuf {
     let yaml = template(config).is_some_and(|t| {
         let name = t.to_string_lossy();
         name.ends_with(".yaml") || name.ends_with(".yaml.tmpl")
     });
     // Joined like a string: the path stands in Envoy's arguments as people know it.
     let name = if yaml { "envoy-rev.yaml" } else { "envoy-rev.json" };
-    ConfigFile::Generated(crate::base::path::cleaned(&config.config_path().join(name)))
+    crate::base::path::cleaned(&config.config_path().join(name))
 }
 
 // And what of them means nothing.

@@ -160,6 +160,8 @@ async fn what_would_be_started_is_what_a_dry_run_has_envoy_judge() {
     let (good, bad) = ("{static_resources: {}}", "{static_resources: {clusters: 5}}");
     let template = r#"{"node": {"id": "a", "cluster": "b"}, "static_resources": {}}"#;
     let yaml = real.clone().file("t.yaml", "node: {id: a, cluster: b}\n").env("ISTIO_BOOTSTRAP", "t.yaml");
+    let misnamed =
+        real.clone().file("t.tmpl", "node: {id: a, cluster: b}\n").env("ISTIO_BOOTSTRAP", "t.tmpl");
     for (builder, is_good) in [
         (own("own.json", template), true),
         (own("own.json", r#"{"static_resources": {"clusters": 5}}"#), false),
@@ -169,8 +171,12 @@ async fn what_would_be_started_is_what_a_dry_run_has_envoy_judge() {
         (over(own("own.json", template), bad), false),
         (over(real.clone(), good), true),
         (over(real.clone(), bad), false),
+        (yaml.clone(), true),
         (over(yaml.clone(), good), true),
         (over(yaml, bad), false),
+        // Written as `envoy-rev.json`.
+        (misnamed.clone(), false),
+        (over(misnamed, good), false),
     ] {
         let said = judged(&builder).await;
         assert_eq!(said.is_empty(), is_good, "{said}");
@@ -183,6 +189,14 @@ async fn what_would_be_started_is_what_a_dry_run_has_envoy_judge() {
         let dry = builder.scene().run(&["proxy", "sidecar", "--dry-run"]).await;
         assert_eq!(dry.code, Some(0), "{}", dry.stderr);
         assert!(dry.stderr.contains("was not validated: ") && dry.stderr.contains(name));
+    }
+    // Nor has a template that the start does not read.
+    let broken = |name: &str| {
+        well(&mock).file("t.json", "{{ nothing").env("ISTIO_BOOTSTRAP", "t.json").env(name, "true").scene()
+    };
+    for (name, code) in [("DISABLE_ENVOY", 0), ("ENVOY_EXTERNAL", 255)] {
+        let dry = broken(name).run(&["proxy", "sidecar", "--dry-run"]).await;
+        assert_eq!(dry.code, Some(code), "{}", dry.stderr);
     }
 }
 
