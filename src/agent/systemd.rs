@@ -15,7 +15,7 @@ use crate::base::handover;
 use crate::base::notify::{Notify, monotonic_usec};
 use crate::envoy::{self, RunState};
 use crate::status;
-use crate::status::ready::{Envoy, NotReady};
+use crate::status::ready::{Envoy, Followed, NotReady};
 use crate::trouble::Troubles;
 
 /// When the unit counts as started though it is not ready; systemd's own limit is 90 s.
@@ -30,7 +30,7 @@ pub(super) struct Asked {
     /// The agent.
     pub agent: Arc<dyn status::Agent>,
     /// Envoy, as it is asked; `None` without one.
-    pub asks: Option<Envoy>,
+    pub asks: Option<Followed>,
     /// Changes of Envoy's state.
     pub state: watch::Receiver<RunState>,
     /// What is wrong, the first to repair on top.
@@ -45,7 +45,7 @@ impl Asked {
         envoy: &envoy::Handle,
         troubles: &Troubles,
     ) -> Self {
-        Self { agent, asks, state: envoy.watch(), troubles: troubles.clone() }
+        Self { agent, asks: asks.map(Followed::new), state: envoy.watch(), troubles: troubles.clone() }
     }
 }
 
@@ -131,17 +131,12 @@ fn renewed(running: &mut Option<u32>, now: &RunState) -> bool {
     }
 }
 
-async fn missing(envoy: Option<&Envoy>, agent: &dyn status::Agent) -> Vec<String> {
+async fn missing(envoy: Option<&Followed>, agent: &dyn status::Agent) -> Vec<String> {
     if let Some(envoy) = envoy {
         if !agent.envoy_running() {
-            envoy.forget();
             return vec![NotReady::NotRunning.to_string()];
         }
-        let asked = async {
-            envoy.configured().await?;
-            envoy.live().await
-        };
-        if let Err(reason) = asked.await {
+        if let Err(reason) = envoy.ready(true, || agent.envoy_generation()).await {
             return vec![reason.to_string()];
         }
     }
@@ -158,7 +153,60 @@ fn tell(notify: &Notify, lines: &[String]) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use futures_util::future::BoxFuture;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    /// Of the process that counts Envoy's.
+    struct Counted(Arc<AtomicU64>);
+
+    impl status::Agent for Counted {
+        fn quit(&self) {}
+
+        fn drain(&self) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+
+        fn envoy_generation(&self) -> u64 {
+            self.0.load(Relaxed)
+        }
+    }
+
+    const CONFIGURED: &str = "cluster_manager.cds.update_success: 1\nlistener_manager.lds.update_success: 1\n\
+                              server.state: 0\nlistener_manager.workers_started: 1\n";
+
+    #[tokio::test]
+    async fn what_one_envoy_has_said_does_not_hold_for_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let number = Arc::new(AtomicU64::new(1));
+        let theirs = number.clone();
+        let serves = async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let _ = stream.read(&mut [0; 4096]).await;
+                let body = if theirs.load(Relaxed) == 1 { CONFIGURED } else { "server.state: 0\n" };
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
+            }
+        };
+        let asks = async {
+            let known = Followed::new(Envoy::new(address));
+            let agent = Counted(number.clone());
+            assert_eq!(missing(Some(&known), &agent).await, Vec::<String>::new());
+            // Crashed and started again between two looks.
+            number.store(2, Relaxed);
+            assert_eq!(missing(Some(&known), &agent).await.len(), 1);
+        };
+        tokio::select! {
+            () = serves => {}
+            () = asks => {}
+        }
+    }
 
     #[test]
     fn another_epoch_or_a_recovery_is_a_reload() {

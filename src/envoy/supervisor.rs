@@ -31,6 +31,8 @@ use crate::trouble::Reporter;
 pub enum RunState {
     /// Envoy has not been started.
     Starting,
+    /// There is none (`DISABLE_ENVOY`).
+    Disabled,
     /// Envoy runs; the newest epoch (0 unless hot restart is on).
     Running {
         /// The epoch's number.
@@ -233,10 +235,11 @@ impl Supervisor {
     }
 
     async fn run_idle(self) -> Outcome {
-        if self.external.is_some() {
+        let _ = self.state.send(match self.external {
             // As far as anybody can tell from here; its admin port tells the rest.
-            let _ = self.state.send(RunState::Running { epoch: 0 });
-        }
+            Some(_) => RunState::Running { epoch: 0 },
+            None => RunState::Disabled,
+        });
         loop {
             if let Some(reason) = self.asked.take().stop {
                 let _ = self.state.send(RunState::Stopping(reason.to_string()));

@@ -293,6 +293,10 @@ async fn quit_answers_then_ends_without_a_drain() {
 async fn quit_works_without_envoy() {
     let mock = MockIstiod::start().await;
     let mut agent = TestAgent::with().istiod(&mock).env("DISABLE_ENVOY", "true").start();
+    eventually("none is to be started", || async {
+        agent.get("/debug/agentz").await.ok()?.text().contains("\"Disabled\"").then_some(())
+    })
+    .await;
     let reply = eventually("the status server", || async { agent.post("/quitquitquit").await.ok() }).await;
     assert_eq!((reply.status.as_u16(), reply.text().as_str()), (200, "OK"));
     assert_eq!(code(agent.wait_exit().await), 0);

@@ -253,7 +253,8 @@ impl Handle {
     /// Whether an Envoy runs, as far as readiness cares: not while one is being brought back.
     #[must_use]
     pub fn running(&self) -> bool {
-        !matches!(*self.state.borrow(), RunState::Starting | RunState::Recovering | RunState::Ended)
+        use RunState::{Disabled, Ended, Recovering, Starting};
+        !matches!(*self.state.borrow(), Starting | Disabled | Recovering | Ended)
     }
 
     /// Which of Envoy's processes readiness is about: another number is another process. In a hot restart that is the one
