@@ -17,9 +17,10 @@
 //! (`rehearsal`). What fails there changes nothing. What fails afterwards, until the new program serves, is answered by
 //! executing the old one again, whose file is kept open; it goes on as the new one would have. Only what no program
 //! can catch of itself, a crash of the machine code between its first instruction and its service, though the same
-//! file has just been through the same steps, ends as any crash does. Signals that come meanwhile wait; a SIGTERM ends
-//! the agent in order, whichever program it is by then. One at a time; none while the agent stops, Envoy drains, is
-//! being replaced or is down.
+//! file has just been through the same steps, ends as any crash does. Signals that come meanwhile wait in
+//! the kernel until one serves; a SIGTERM ends the agent in order, whichever program it is by then. One at a time; none
+//! while the agent stops, Envoy drains, is being replaced or is down. A hot restart that is due, or waits for istiod, is
+//! handed over with the Envoys.
 //!
 //! **Who may.** Root and the agent's own user, by a socket of mode 0600 that asks the kernel who is there, or by a
 //! signal, which the kernel restricts likewise. Nothing is reachable by TCP. Without `AGENT_UPGRADE` there is no socket,

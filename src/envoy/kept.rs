@@ -13,6 +13,9 @@ pub(crate) struct Kept {
     pub binary: String,
     /// What the epochs find each other by.
     pub base_id: Option<u32>,
+    /// Whether another epoch was to come: what is found at the start of the successor is not what runs.
+    #[serde(default)]
+    pub due: bool,
     /// The process of the guard; its line is handed over as [`GUARD`].
     pub guard: Option<i32>,
 }

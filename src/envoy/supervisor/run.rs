@@ -269,8 +269,10 @@ impl Run {
                 self.unguarded(&how);
                 false
             }
-            () = super::watch::due(&mut self.files) => {
-                self.reload(false);
+            is_due = super::watch::due(&mut self.files) => {
+                if is_due {
+                    self.reload(false);
+                }
                 false
             }
             looked = maybe(&mut self.looking) => {

@@ -26,6 +26,8 @@ const SLOW: Duration = Duration::from_secs(300);
 const BLIND: Duration = Duration::from_secs(30);
 
 pub(super) struct FileWatch {
+    /// Something has changed, and is not looked at yet.
+    is_batching: bool,
     // Owns what it waits for, so that nothing is lost when who waits for it does something else.
     turn: Pin<Box<dyn Future<Output = Turn> + Send>>,
 }
@@ -33,6 +35,8 @@ pub(super) struct FileWatch {
 struct Turn {
     watcher: Watching,
     slow: Instant,
+    /// When the batch that has begun is over.
+    batch: Option<Instant>,
 }
 
 impl FileWatch {
@@ -46,25 +50,36 @@ impl FileWatch {
         let turn = async move {
             watcher.set(watched).await;
             let slow = Instant::now() + if watcher.blind() { BLIND } else { SLOW };
-            Turn { watcher, slow }.next().await
+            Turn { watcher, slow, batch: None }.next().await
         };
-        Some(Self { turn: Box::pin(turn) })
+        Some(Self { is_batching: false, turn: Box::pin(turn) })
     }
 
-    async fn due(&mut self) {
+    async fn due(&mut self) -> bool {
         let turn = (&mut self.turn).await;
+        self.is_batching = turn.batch.is_some();
         self.turn = Box::pin(turn.next());
+        !self.is_batching
+    }
+
+    /// Whether a change waits for the end of its batch.
+    pub(super) fn is_batching(&self) -> bool {
+        self.is_batching
     }
 }
 
 impl Turn {
     async fn next(mut self) -> Self {
-        tokio::select! {
-            () = tokio::time::sleep_until(self.slow) => {}
-            () = self.watcher.news() => {
-                self.watcher.refresh().await;
-                tokio::time::sleep(BATCH).await;
-            }
+        match self.batch.take() {
+            Some(end) => tokio::time::sleep_until(end).await,
+            None => tokio::select! {
+                () = tokio::time::sleep_until(self.slow) => {}
+                () = self.watcher.news() => {
+                    self.batch = Some(Instant::now() + BATCH);
+                    self.watcher.refresh().await;
+                    return self;
+                }
+            },
         }
         self.watcher.refresh().await;
         self.slow = Instant::now() + if self.watcher.blind() { BLIND } else { SLOW };
@@ -72,9 +87,9 @@ impl Turn {
     }
 }
 
-/// Waits until the files should be looked at; for ever when none are watched. Nothing is lost when the
-/// future is dropped.
-pub(super) async fn due(files: &mut Option<FileWatch>) {
+/// Waits until the files should be looked at, or (`false`) a batch of changes has begun; for ever when none are watched.
+/// Nothing is lost when the future is dropped.
+pub(super) async fn due(files: &mut Option<FileWatch>) -> bool {
     match files {
         Some(files) => files.due().await,
         None => std::future::pending().await,

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
@@ -171,6 +172,67 @@ async fn an_envoy_that_never_becomes_live_is_given_up_and_the_one_before_comes_b
     assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
     traffic.goes_on(20).await;
     drop(traffic);
+    agent.stop().await;
+}
+
+// Changes are looked at ten seconds after the first; what the new program finds then is not what runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hot_restart_that_is_due_comes_after_an_upgrade_of_the_agent() {
+    let mock = MockIstiod::start().await;
+    let agent = hot(&mock, "3s").env("ENVOY_RESTART_ON_FILES", "cert.pem").file("cert.pem", "one");
+    let mut agent = agent.env("METRICS_DETAILS", "true").start();
+    agent.wait_ready().await;
+    // Nothing is due.
+    assert_eq!(agent.run(&["upgrade"]).await.code, Some(0));
+    // Until the file is watched, and until its change is seen.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    agent.put("cert.pem", "two");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let said = agent.run(&["upgrade"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
+    live(&agent, 1).await;
+    assert_eq!(times(&agent, "takes over"), 3, "{}", agent.log().text());
+    agent.stop().await;
+}
+
+// The trial ends it, before it is itself given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_envoy_that_judges_no_bootstrap_is_told_and_not_left_behind() {
+    let mock = MockIstiod::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (mute, real) = (dir.path().join("mute"), envoy_bin());
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in *validate*) exec sleep 600;; esac\nexec {} \"$@\"\n",
+        real.display()
+    );
+    std::fs::write(&mute, script).unwrap();
+    std::fs::set_permissions(&mute, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let agent = builder(&mock).envoy(Envoy::Binary(mute)).env("AGENT_UPGRADE_TIMEOUT", "6s");
+    let mut agent = agent.start();
+    agent.wait_ready().await;
+    let processes = agent.processes().len();
+    let said = agent.run(&["upgrade"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stdout.contains("mute has not judged the bootstrap within 4s"), "{said:?}");
+    eventually("nobody is left", || async { (agent.processes().len() == processes).then_some(()) }).await;
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_epoch_that_waits_for_istiod_is_in_nobodys_way() {
+    let mock = MockIstiod::start().await;
+    let mut agent = hot(&mock, "6s").start();
+    agent.wait_ready().await;
+    assert_eq!(agent.post("/debug/hot_restart").await.unwrap().text(), "OK");
+    live(&agent, 1).await;
+    assert_eq!(agent.post("/debug/hot_restart").await.unwrap().text(), "OK");
+    agent.wait_log("epoch 2 takes over").await;
+    mock.down().await;
+    agent.wait_log("epoch 2 waits until istiod is back").await;
+    let said = agent.run(&["upgrade"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
+    mock.up().await.unwrap();
+    live(&agent, 2).await;
     agent.stop().await;
 }
 

@@ -11,6 +11,7 @@ use crate::envoy::drain::Phase;
 use crate::envoy::guard::Guard;
 use crate::envoy::kept::{self, Kept};
 use crate::envoy::process::{self, Written};
+use crate::envoy::supervisor::watch::FileWatch;
 use crate::net::own::Own;
 use crate::trouble::What;
 
@@ -47,6 +48,10 @@ impl Run {
             self.core.adopt(number);
             self.trouble.note(What::Started, format!("Envoy, epoch {number}, as it ran before"));
         }
+        if kept.due && self.envoy.config.restart.hot_restart && !self.epochs.is_empty() {
+            // By force: what another version makes of the same inputs is no measure.
+            (self.reload_again, self.retry_at) = (Some(true), Some(Instant::now()));
+        }
         self.guard = self.envoy.guard.take();
         if self.guard.is_none() && !self.epochs.is_empty() {
             self.stand_guard();
@@ -61,11 +66,21 @@ impl Run {
         }
     }
 
+    // Whether an epoch would come if this program went on, or has failed and its configuration is still wanted.
+    fn is_due(&self) -> bool {
+        let looks = self.looking.is_some() || self.files.as_ref().is_some_and(FileWatch::is_batching);
+        let waits = self.reload_again.is_some() || self.retry_at.is_some() || self.pending.is_some();
+        self.envoy.config.restart.hot_restart && (looks || waits || !self.core.is_settled())
+    }
+
     fn kept(&self) -> Result<Kept, NotReplaced> {
         if self.machine.phase() != Phase::Running || self.machine.is_drained() {
             return Err(NotReplaced::Busy("Envoy drains"));
         }
-        if self.is_replacing() {
+        let is_held = self.pending.as_ref().is_some_and(|pending| pending.is_held)
+            && self.proving.is_none()
+            && self.survivor.is_none();
+        if self.is_replacing() && !is_held {
             return Err(NotReplaced::Busy("Envoy is being replaced by its next epoch"));
         }
         let epochs = self.epochs.iter().map(|(number, epoch)| {
@@ -88,6 +103,7 @@ impl Run {
             epochs,
             binary: self.envoy.config.binary.clone(),
             base_id: self.base_id,
+            due: self.is_due(),
             guard: self.guard.as_ref().and_then(Guard::id),
         })
     }
