@@ -10,15 +10,17 @@
 //!
 //! | file | is about |
 //! |---|---|
-//! | `server` | sockets (made by `base::uds`, mode 0666) and the connections on them |
+//! | `server` | sockets (made by `base::uds`, with the mode that was asked for) and the connections on them |
 //! | `peers` | who may connect: `SDS_ALLOWED_UIDS` |
 //! | `calls`, `stream`, `answers` | from a connection to a stream, and one stream's life |
+//! | `asked` | one of its requests, until all is there that is still wanted of it |
 //! | `protocol` | its two forms: what is read of a request, and how an answer is put |
 //! | `session`, `encode` | pure: what a request means, and a secret as Envoy's message |
 //! | `revoked` | the certificate revocation list beside every root |
 //! | `metrics` | what is counted |
 
 mod answers;
+mod asked;
 mod calls;
 pub(crate) mod encode;
 mod metrics;

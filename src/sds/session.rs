@@ -18,6 +18,14 @@ const NAMED_TYPES: &[&str] = &[
 /// Health reports travel on the same kind of stream and are not for us.
 const HEALTH_TYPE: &str = "type.googleapis.com/istio.v1.HealthInformation";
 
+/// What a name takes beside its text: a name that is followed takes several times its bytes.
+const NAME: usize = 128;
+
+/// What a name takes, in bytes, as its client is charged.
+pub(super) fn cost(name: &str) -> usize {
+    name.len() + NAME
+}
+
 /// The parts of a request that matter here, of either protocol.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Request {
@@ -56,6 +64,10 @@ pub struct Session {
     greeted: bool,
     /// `None`: not subscribed.
     names: Option<BTreeSet<String>>,
+    /// What they take; see [`cost`].
+    size: usize,
+    /// What was left and is not told yet.
+    left: BTreeSet<String>,
     nonce: String,
 }
 
@@ -69,12 +81,12 @@ impl Session {
             return Action::Refused(error.clone());
         }
         if request.names.is_empty() && NAMED_TYPES.contains(&request.type_url.as_str()) {
-            self.names = None;
+            self.subscribe(None);
             return Action::Nothing;
         }
         let wanted: BTreeSet<String> = request.names.iter().cloned().collect();
         let Some(held) = self.names.as_ref().filter(|_| !request.nonce.is_empty()) else {
-            self.names = Some(wanted);
+            self.subscribe(Some(wanted));
             return Action::Respond(once(&request.names));
         };
         if request.nonce != self.nonce {
@@ -83,7 +95,7 @@ impl Session {
         let added: Vec<String> = once(&request.names).into_iter().filter(|n| !held.contains(n)).collect();
         // Of the other types the Go agent tells also that there is less: with all that is left.
         let less = !NAMED_TYPES.contains(&request.type_url.as_str()) && !held.is_subset(&wanted);
-        self.names = Some(wanted);
+        self.subscribe(Some(wanted));
         match (added.is_empty(), less) {
             (false, _) => Action::Respond(added),
             (true, true) => Action::Respond(once(&request.names)),
@@ -97,10 +109,16 @@ impl Session {
             return action;
         }
         let names = self.names.get_or_insert_default();
-        request.leave.iter().for_each(|n| {
-            names.remove(n);
-        });
-        names.extend(request.names.iter().cloned());
+        for name in request.leave.iter().filter_map(|name| names.take(name)) {
+            self.size -= cost(&name);
+            self.left.insert(name);
+        }
+        for name in &request.names {
+            if names.insert(name.clone()) {
+                self.size += cost(name);
+            }
+            self.left.remove(name);
+        }
         if !request.names.is_empty() {
             return Action::Respond(once(&request.names));
         }
@@ -116,9 +134,26 @@ impl Session {
         self.nonce.push_str(nonce);
     }
 
+    /// What the client no longer wants to hear of since this was asked last.
+    pub(super) fn left(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// What the names take that it wants to hear of; see [`cost`].
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    fn subscribe(&mut self, names: Option<BTreeSet<String>>) {
+        let held = std::mem::replace(&mut self.names, names).unwrap_or_default();
+        self.size = self.names.iter().flatten().map(|name| cost(name)).sum();
+        self.left
+            .extend(held.into_iter().filter(|name| !self.names.as_ref().is_some_and(|n| n.contains(name))));
+    }
+
     /// Whether the client wants to hear of this name.
-    #[must_use]
-    pub fn follows(&self, name: &str) -> bool {
+    #[cfg(test)]
+    fn follows(&self, name: &str) -> bool {
         self.names.as_ref().is_some_and(|n| n.contains(name))
     }
 

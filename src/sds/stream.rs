@@ -13,25 +13,26 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, TryFutureExt as _, select_all, try_join_all};
+use futures_util::future::{select_all, try_join_all};
 use hyper::body::Incoming;
 use memchr::memmem;
 use prost::Message;
 use tonic::{Code, Status};
 
 use super::answers::{Answers, Pieces, Talk, Turn};
+use super::asked::{Asked, Named, all_named};
 use super::encode::Encoder;
 use super::metrics::{Metrics, Open};
 use super::protocol::{Protocol, Sotw};
-use super::session::{Action, Request, Session};
+use super::session::{Action, Request, Session, cost};
 use crate::base::error::chain;
 use crate::base::quote::{cut, shown};
 use crate::base::seldom::Seldom;
 use crate::base::tasks::{Panicked, Stop, caught};
 use crate::net::clients::Using;
 use crate::net::grpc;
-use crate::net::grpc::messages::Messages;
-use crate::secrets::{Change, ResourceName, Secret, SecretSource, Updates};
+use crate::net::grpc::messages::{Counted, Messages};
+use crate::secrets::{Change, Fetched, ResourceName, Secret, SecretSource, Updates};
 
 /// Any client can cause these, as often as it likes.
 static UNREADABLE: Seldom = Seldom::new(60);
@@ -52,8 +53,6 @@ const AT_ONCE: usize = 4;
 /// While there are so many, those that come wait for their turn, and what a client leaves is heard. When their names take
 /// more than this, in bytes, no more is read.
 const WAITING: usize = 4096;
-/// What a name takes beside its text.
-const NAME: usize = 64;
 
 /// What streams of one server share.
 #[derive(Debug)]
@@ -74,6 +73,7 @@ pub(super) fn serve<P: Protocol>(
 ) -> Answers {
     Answers::many(Box::new(Conversation::<P> {
         inbound: Messages::new(body, call.using.share()),
+        names: Counted::of(call.using.share()),
         closed: false,
         pending: Vec::new(),
         waiting: Vec::new(),
@@ -101,8 +101,12 @@ pub(super) async fn fetch(
     if request.node.as_deref().is_none_or(str::is_empty) {
         return Err(node_missing());
     }
-    let fetched = try_join_all(request.names.iter().map(|name| one(source, name))).await?;
-    let secrets: Vec<_> = fetched.into_iter().map(|(name, _, secret, _)| (name, secret)).collect();
+    let names = all_named(source, request.names)?;
+    let secrets = try_join_all(names.into_iter().map(async |(text, name)| match source.fetch(name).await {
+        Ok(fetched) => Ok((text, fetched.secret)),
+        Err(error) => Err(failed(&text, error.as_ref())),
+    }))
+    .await?;
     bounded(&secrets)?;
     shared.encoder.prepare(&secrets).await;
     encoded(&Sotw::response(&shared.encoder, &secrets, &nonce()), &secrets)
@@ -157,31 +161,16 @@ struct Followed {
     updates: Box<Updates>,
 }
 
-/// What a request asked for: each name with its secret.
-type Asked = Result<Vec<(String, ResourceName, Secret, Updates)>, Missing>;
-
-/// Why a request is not answered.
-struct Missing {
-    name: String,
-    status: Status,
-    /// What else was asked for with it.
-    others: Vec<String>,
-}
-
-/// A request that is not answered yet: what is still wanted of it.
-struct Pending {
-    names: Vec<String>,
-    asked: BoxFuture<'static, Asked>,
-}
-
 struct Conversation<P: Protocol> {
     inbound: Messages<P::In, Incoming>,
+    /// What the names take that are followed, asked for or wait: a part of what its client may hold.
+    names: Counted,
     /// The client sends no more.
     closed: bool,
     /// Answers to what was asked, in its order; at most [`AT_ONCE`].
-    pending: Vec<Pending>,
+    pending: Vec<Asked>,
     /// What was asked for beside them, in its order.
-    waiting: Vec<Vec<String>>,
+    waiting: Vec<Vec<Named>>,
     call: Call,
     shared: Arc<Shared>,
     source: Arc<dyn SecretSource>,
@@ -203,7 +192,7 @@ enum Event {
     Request(Box<Request>),
     Closed,
     Unreadable(Status),
-    Asked(Asked),
+    Asked(Result<Vec<(Named, Fetched)>, Status>),
     /// What a root was answered without.
     Revoked,
     News(usize, Option<Change>),
@@ -231,6 +220,9 @@ impl<P: Protocol> Conversation<P> {
     async fn talk(&mut self) -> Option<Result<Pieces, Status>> {
         loop {
             self.ask_waiting();
+            if let Err(status) = self.count() {
+                return Some(Err(status));
+            }
             match self.event().await {
                 Event::Stopped => return Some(Err(stopping())),
                 Event::Exceeded => return Some(Err(grpc::exceeded())),
@@ -239,21 +231,10 @@ impl<P: Protocol> Conversation<P> {
                         return Some(Err(status));
                     }
                 }
-                Event::Asked(Err(missing)) => {
-                    if self.session.follows(&missing.name) {
-                        return Some(Err(missing.status));
-                    }
-                    // It is wanted no more, which is no reason to leave out what is.
-                    let mut others = missing.others;
-                    others.retain(|name| self.session.follows(name));
-                    if !others.is_empty() {
-                        self.ask(others);
-                    }
-                }
-                Event::Asked(Ok(secrets)) => {
-                    if let Some(secrets) = self.wanted(secrets) {
-                        return Some(Box::pin(self.respond(&secrets)).await);
-                    }
+                Event::Asked(Err(missing)) => return Some(Err(missing)),
+                Event::Asked(Ok(fetched)) => {
+                    let secrets = self.followed(fetched);
+                    return Some(Box::pin(self.respond(&secrets)).await);
                 }
                 Event::Revoked => {
                     let roots = self.unrevoked();
@@ -313,8 +294,10 @@ impl<P: Protocol> Conversation<P> {
     }
 
     fn act(&mut self, request: &Request) -> Result<(), Status> {
-        match P::act(&mut self.session, request) {
-            Action::Nothing => self.drop_unfollowed(),
+        let action = P::act(&mut self.session, request);
+        self.leave();
+        match action {
+            Action::Nothing => {}
             Action::Refused(reason) => {
                 self.shared.metrics.rejected();
                 let reason = cut(&reason, CAUSE);
@@ -327,41 +310,25 @@ impl<P: Protocol> Conversation<P> {
                 tracing::debug!(target: "sds", "a request refers to an older response and is ignored");
             }
             Action::NodeMissing => return Err(node_missing()),
-            Action::Respond(names) => {
-                self.drop_unfollowed();
-                self.ask(names);
-            }
+            // What names nothing does not wait.
+            Action::Respond(names) => self.ask(all_named(&*self.source, names)?),
         }
         Ok(())
     }
 
-    fn ask(&mut self, names: Vec<String>) {
+    fn ask(&mut self, names: Vec<Named>) {
         // Who asks for nothing is answered at once.
         if names.is_empty() || self.pending.len() < AT_ONCE {
-            self.ask_now(names);
+            self.pending.push(Asked::of(&*self.source, names));
         } else if !self.waiting.contains(&names) {
             self.waiting.push(names);
         }
     }
 
-    fn ask_now(&mut self, names: Vec<String>) {
-        let (source, wanted) = (Arc::clone(&self.source), names.clone());
-        // All or nothing: Envoy would not ask again for a name that was left out.
-        let asked = Box::pin(async move {
-            let each = names.iter().map(|name| one(&*source, name).map_err(|status| (name.clone(), status)));
-            let asked = try_join_all(each).await;
-            asked.map_err(|(name, status)| {
-                let others = names.into_iter().filter(|other| *other != name).collect();
-                Missing { name, status, others }
-            })
-        });
-        self.pending.push(Pending { names: wanted, asked });
-    }
-
     fn ask_waiting(&mut self) {
         while self.pending.len() < AT_ONCE && !self.waiting.is_empty() {
             let names = self.waiting.remove(0);
-            self.ask_now(names);
+            self.pending.push(Asked::of(&*self.source, names));
         }
         // A stream waits most of its life.
         if self.waiting.is_empty() {
@@ -370,24 +337,29 @@ impl<P: Protocol> Conversation<P> {
     }
 
     fn has_room(&self) -> bool {
-        self.waiting.iter().flatten().map(|name| name.len() + NAME).sum::<usize>() < WAITING
+        self.waits() < WAITING
     }
 
-    /// Follows what was asked for and is still wanted; `None` when none of it is.
-    fn wanted(
-        &mut self,
-        asked: Vec<(String, ResourceName, Secret, Updates)>,
-    ) -> Option<Vec<(String, Secret)>> {
-        let none = asked.is_empty();
-        let mut secrets = Vec::with_capacity(asked.len());
-        for (text, name, secret, updates) in asked {
-            if self.session.follows(&text) {
-                self.follow(name, text.clone(), updates);
-                secrets.push((text, secret));
-            }
+    fn waits(&self) -> usize {
+        self.waiting.iter().flatten().map(|(text, _)| cost(text)).sum()
+    }
+
+    /// Counts what the names take.
+    fn count(&mut self) -> Result<(), Status> {
+        let pending: usize = self.pending.iter().map(Asked::size).sum();
+        if self.names.count(self.session.size() + pending + self.waits()) {
+            return Ok(());
         }
-        // Who asked for nothing is told of nothing.
-        (none || !secrets.is_empty()).then_some(secrets)
+        Err(Status::resource_exhausted("the agent holds too many names for its clients; ask for fewer"))
+    }
+
+    /// Follows what was asked for.
+    fn followed(&mut self, fetched: Vec<(Named, Fetched)>) -> Vec<(String, Secret)> {
+        let follow = |((text, name), fetched): (Named, Fetched)| {
+            self.follow(name, text.clone(), fetched.updates);
+            (text, fetched.secret)
+        };
+        fetched.into_iter().map(follow).collect()
     }
 
     async fn respond(&mut self, secrets: &[(String, Secret)]) -> Result<Pieces, Status> {
@@ -418,22 +390,19 @@ impl<P: Protocol> Conversation<P> {
         sent.filter_map(|one| Some((one.text.clone(), one.updates.value()?))).collect()
     }
 
-    fn drop_unfollowed(&mut self) {
-        let session = &self.session;
-        self.following.retain(|one| session.follows(&one.text));
+    /// Forgets what the client has left.
+    fn leave(&mut self) {
+        let left = self.session.left();
+        if left.is_empty() {
+            return;
+        }
+        self.following.retain(|one| !left.contains(&one.text));
         for names in &mut self.waiting {
-            names.retain(|name| session.follows(name));
+            names.retain(|(text, _)| !left.contains(text));
         }
         self.waiting.retain(|names| !names.is_empty());
         // A name that is never answered would hold a place, and what was asked for with it, for ever.
-        let left = |one: &mut Pending| !one.names.iter().all(|name| session.follows(name));
-        let left: Vec<_> = self.pending.extract_if(.., left).collect();
-        for Pending { mut names, .. } in left {
-            names.retain(|name| self.session.follows(name));
-            if !names.is_empty() {
-                self.ask(names);
-            }
-        }
+        self.pending.retain_mut(|asked| asked.leave(&left));
     }
 
     fn follow(&mut self, name: ResourceName, text: String, updates: Updates) {
@@ -445,33 +414,29 @@ impl<P: Protocol> Conversation<P> {
     }
 }
 
-async fn one(
-    source: &dyn SecretSource,
-    text: &str,
-) -> Result<(String, ResourceName, Secret, Updates), Status> {
-    let name = source.name(text).map_err(|e| {
+/// What a text names.
+pub(super) fn named(source: &dyn SecretSource, text: &str) -> Result<ResourceName, Status> {
+    source.name(text).map_err(|e| {
         let error = crate::secrets::Error::Name(e);
         let line = chain(&error);
         if let Some(more) = UNKNOWN.may_hold(line.len()) {
             tracing::warn!(target: "sds", "{line}{more}");
         }
         failed(text, &error)
-    })?;
-    let fetched = source.fetch(name.clone()).await.map_err(|e| failed(text, e.as_ref()))?;
-    Ok((text.to_owned(), name, fetched.secret, fetched.updates))
+    })
 }
 
 /// The first answer that is there; for ever, where nothing was asked.
-async fn answered(pending: &mut Vec<Pending>) -> Asked {
+async fn answered(pending: &mut Vec<Asked>) -> Result<Vec<(Named, Fetched)>, Status> {
     poll_fn(|cx| {
         for at in 0..pending.len() {
-            if let Poll::Ready(asked) = pending[at].asked.as_mut().poll(cx) {
+            if let Poll::Ready(answer) = pending[at].poll(cx) {
                 drop(pending.remove(at));
                 if pending.is_empty() {
                     // A stream waits most of its life.
                     *pending = Vec::new();
                 }
-                return Poll::Ready(asked);
+                return Poll::Ready(answer);
             }
         }
         Poll::Pending
@@ -494,7 +459,7 @@ fn nonce() -> String {
     uuid::Uuid::new_v4().to_string()
 }
 
-fn failed(name: &str, error: &crate::secrets::Error) -> Status {
+pub(super) fn failed(name: &str, error: &crate::secrets::Error) -> Status {
     // A cause may name a file by the name's own words.
     let cause = chain(error);
     Status::unknown(format!("failed to generate secret for {}: {}", shown(name), cut(&cause, CAUSE)))

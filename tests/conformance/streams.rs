@@ -1,6 +1,7 @@
 //! Many streams, and messages that never end: what one client may hold of the agent.
 
 use bytes::Bytes;
+use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
 use h2::client::SendRequest;
 use http::Request;
 use prost::Message;
@@ -8,7 +9,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use crate::support::agent::SDS;
-use crate::support::client::secret_request;
+use crate::support::client::{node, secret_request};
 use crate::support::{MockIstiod, TestAgent};
 
 /// More than anybody may have.
@@ -103,5 +104,58 @@ async fn messages_that_are_not_complete_are_bounded_together() {
     body.send_data(message.into(), false).unwrap();
     let trailers = response.await.unwrap().into_body().trailers().await.unwrap().expect("a status");
     assert_eq!(trailers["grpc-status"], "2", "{trailers:?}");
+    agent.stop().await;
+}
+
+fn subscribe(names: Vec<String>) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        node: Some(node("sidecar~1")),
+        resource_names_subscribe: names,
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn names_are_bounded_together_whether_they_are_followed_or_wait() {
+    let mock = MockIstiod::start().await;
+    let mut agent = TestAgent::with().istiod(&mock).start();
+    served(&mut agent).await;
+    let client = agent.sds().await;
+    // Requests that nobody answers have every place, and long names wait behind them.
+    let mut waiting = client.delta_secrets();
+    for nth in 0..4 {
+        waiting.send(&subscribe(vec![format!("file-root:/nowhere/{nth}")]));
+    }
+    let long = |nth| format!("file-root:/{nth:0>4000}");
+    waiting.send(&subscribe((0..900).map(long).collect()));
+    let asked = std::time::Instant::now();
+    let status = waiting.next().await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status:?}");
+    assert!(asked.elapsed() < std::time::Duration::from_secs(5), "{:?}", asked.elapsed());
+    // Many spellings of one file are followed as if they were many files.
+    let root = "var/run/secrets/istio/root-cert.pem";
+    let spelt = |nth| format!("file-root:{}{root}", "./".repeat(nth));
+    let (mut streams, mut refused) = (Vec::new(), None);
+    for _ in 0..60 {
+        let mut stream = client.delta_secrets();
+        stream.send(&subscribe((0..600).map(spelt).collect()));
+        match stream.next().await {
+            Ok(_) => streams.push(stream),
+            Err(status) => {
+                refused = Some(status);
+                break;
+            }
+        }
+    }
+    assert_eq!(refused.expect("as many as somebody likes").code(), tonic::Code::ResourceExhausted);
+    served(&mut agent).await;
+    // What is left is free again.
+    drop(streams.split_off(streams.len() / 2));
+    crate::support::eventually("there is room again", async || {
+        let mut stream = client.delta_secrets();
+        stream.send(&subscribe((0..600).map(spelt).collect()));
+        stream.next().await.is_ok().then_some(())
+    })
+    .await;
     agent.stop().await;
 }

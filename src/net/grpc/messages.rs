@@ -2,9 +2,10 @@
 //!
 //! A stream that waits holds nothing: what has arrived of a message is held until the rest does, and given back with
 //! the message. What all streams of the process hold so is bounded, since each message alone may be large and each
-//! connection may have thousands of streams: at the bound a stream that would add to it ends. Each client process has a
-//! [`Share`], so one that fills it keeps nobody else out; a little is every client's in spite of all others, and the
-//! agent's own Envoy has its share whatever others hold.
+//! connection may have thousands of streams: at the bound a stream that would add to it ends. What else a stream holds of
+//! what its client has sent ([`Counted`]) counts as well. Each client process has a [`Share`], so one that fills it keeps
+//! nobody else out; a little is every client's in spite of all others, and the agent's own Envoy has its share whatever
+//! others hold.
 //!
 //! Why not tonic's reader: its buffer stays as long as the stream, and nothing bounds all of them together.
 
@@ -59,7 +60,7 @@ impl Share {
         };
         let own = of(&self.held);
         let free = self.is_own || of(&HELD) <= UNFINISHED;
-        now == 0 || own <= LITTLE || (own <= SHARE && free)
+        now <= before || own <= LITTLE || (own <= SHARE && free)
     }
 }
 
@@ -117,19 +118,43 @@ where
     }
 }
 
+/// A part of a client's share, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    counted: usize,
+    share: Arc<Share>,
+}
+
+impl Counted {
+    pub(crate) fn of(share: Arc<Share>) -> Self {
+        Self { counted: 0, share }
+    }
+
+    /// Counts that `now` bytes are held; whether they may be.
+    pub(crate) fn count(&mut self, now: usize) -> bool {
+        let before = std::mem::replace(&mut self.counted, now);
+        now == before || self.share.change(before, now)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.count(0);
+    }
+}
+
 /// What has arrived and is not decoded; counted while it is here.
 #[derive(Debug)]
 struct Held {
     bytes: BytesMut,
     /// The allocation that `bytes` is a part of, in bytes.
     room: usize,
-    counted: usize,
-    share: Arc<Share>,
+    counted: Counted,
 }
 
 impl Held {
     fn of(share: Arc<Share>) -> Self {
-        Self { bytes: BytesMut::new(), room: 0, counted: 0, share }
+        Self { bytes: BytesMut::new(), room: 0, counted: Counted::of(share) }
     }
 
     fn add(&mut self, data: &[u8]) -> Result<(), Status> {
@@ -159,7 +184,7 @@ impl Held {
 
     /// Counts what is here.
     fn hold(&mut self) -> Result<(), Status> {
-        if self.count(self.bytes.len()) {
+        if self.counted.count(self.bytes.len()) {
             return Ok(());
         }
         Err(Status::resource_exhausted("the agent holds too many bytes of requests that are not complete"))
@@ -178,18 +203,6 @@ impl Held {
             return Err(Status::resource_exhausted(text));
         }
         Ok(Some(length))
-    }
-
-    /// Counts that `now` bytes are held; whether they may be.
-    fn count(&mut self, now: usize) -> bool {
-        let before = std::mem::replace(&mut self.counted, now);
-        self.share.change(before, now)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.count(0);
     }
 }
 
@@ -249,7 +262,7 @@ mod tests {
                 assert_eq!(text, expected);
             }
             assert!(poll(&mut messages).is_pending());
-            assert_eq!((messages.buffer.bytes.capacity(), messages.buffer.counted), (0, 0));
+            assert_eq!((messages.buffer.bytes.capacity(), messages.buffer.counted.counted), (0, 0));
         }
     }
 
@@ -261,7 +274,7 @@ mod tests {
         assert!(poll(&mut messages).is_ready());
         assert!(poll(&mut messages).is_pending());
         assert!(messages.buffer.bytes.capacity() < 1000, "{}", messages.buffer.bytes.capacity());
-        assert_eq!((messages.buffer.counted, client.held.load(Relaxed)), (3, 3));
+        assert_eq!((messages.buffer.counted.counted, client.held.load(Relaxed)), (3, 3));
     }
 
     #[test]
@@ -316,6 +329,7 @@ mod tests {
         assert!(share.change(0, SHARE - 1) && share.change(SHARE - 1, SHARE));
         assert!(!share.change(SHARE, SHARE + 1));
         assert!(share.change(SHARE + 1, 0) && share.change(0, SHARE));
+        assert!(!share.change(0, 100) && share.change(SHARE, SHARE - 1), "who gives back is not refused");
     }
 
     // The only test that comes near the bound, which is the process's.

@@ -26,6 +26,8 @@ struct Fake {
     sources: Mutex<HashMap<String, Arc<Source>>>,
     /// What is late fails with this.
     until: Arc<tokio::sync::Notify>,
+    /// How many secrets were asked for.
+    fetches: std::sync::atomic::AtomicUsize,
 }
 
 impl Fake {
@@ -46,6 +48,7 @@ impl Fake {
 
 impl SecretSource for Fake {
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<Error>>> {
+        self.fetches.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if name.to_string().ends_with("tomorrow") {
             return Box::pin(std::future::pending());
         }
@@ -335,6 +338,49 @@ async fn names_that_nobody_answers_are_left_and_then_hold_up_nothing() {
     stream.requests.send(request(&["ROOTCA"], "")).await.unwrap();
     let answer = tokio::time::timeout(Duration::from_secs(20), stream.responses.message()).await;
     assert!(text(&answer.expect("silence").unwrap().unwrap()).contains("root 1"));
+}
+
+#[tokio::test]
+async fn to_leave_a_name_costs_that_name() {
+    let world = World::new();
+    let mut client = world.client().await;
+    let (requests, outgoing) = mpsc::channel(8);
+    let mut responses = client.delta_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+    let nobody: Vec<String> = (0..50).map(|nth| format!("file-root:/{nth}/tomorrow")).collect();
+    let nobody: Vec<&str> = nobody.iter().map(String::as_str).collect();
+    let mut names = nobody.clone();
+    names.insert(7, "ROOTCA");
+    names.push("default");
+    requests.send(delta(&names, &[])).await.unwrap();
+    for name in &nobody {
+        requests.send(delta(&[], &[*name])).await.unwrap();
+    }
+    let answer = tokio::time::timeout(Duration::from_secs(20), responses.message()).await.expect("silence");
+    let answered: Vec<_> = answer.unwrap().unwrap().resources.into_iter().map(|one| one.name).collect();
+    assert_eq!(answered, ["ROOTCA", "default"], "in the order of the request");
+    assert_eq!(
+        world.fake.fetches.load(std::sync::atomic::Ordering::Relaxed),
+        52,
+        "nothing was asked for again"
+    );
+    world.fake.identity("chain 2");
+    assert_eq!(responses.message().await.unwrap().unwrap().resources[0].name, "default");
+}
+
+#[tokio::test]
+async fn what_names_nothing_does_not_wait_for_its_turn() {
+    let world = World::new();
+    let mut client = world.client().await;
+    let (requests, outgoing) = mpsc::channel(8);
+    let mut responses = client.delta_secrets(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+    for nth in 0..5 {
+        requests.send(delta(&[&format!("file-root:/{nth}/tomorrow")], &[])).await.unwrap();
+    }
+    requests.send(delta(&["nonsense"], &[])).await.unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(20), responses.message()).await.expect("silence");
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::Unknown);
+    assert!(status.message().contains("failed to generate secret for nonsense"), "{status:?}");
 }
 
 // A revocation list on a disk that does not answer before the last is dropped, and a stream that was sent a root without it.
