@@ -136,7 +136,6 @@ impl ByToken {
         let token = Token::new(token.strip_prefix("Bearer ").unwrap_or(token)).ok_or(Unserved::NoToken)?;
         let identity = self.identity(&token);
         let tokens = Arc::new(Brought(token));
-        // A registry of its own: families of a second manager would have the same names.
         let metrics = Metrics::new();
         let signer = self.config.ca.as_ref().map_err(|e| Unserved::Ca(e.clone()))?;
         let signer = signer.as_ref().ok_or(Unserved::NoCa)?;
@@ -144,19 +143,23 @@ impl ByToken {
             super::ca::client(signer, tokens, &metrics, &self.clock, &RootFiles::default(), &Arc::default())
                 .await;
         let ca = ca?.ok_or(Unserved::NoCa)?;
-        let mut config = self.config.identity.secrets();
-        config.identity = identity;
-        // Files are the node's, not the caller's.
-        config.mounted = Mounted { cert: PathBuf::new(), key: PathBuf::new(), root: PathBuf::new() };
-        config.output = None;
-        config.eager = false;
-        config.early = false;
-        config.persist = None;
-        config.near_expiry = secrets::NearExpiry::default();
-        let (handle, manager) = Manager::new(config, Some(ca), &metrics, self.clock.clone());
+        let (whole, clock) = (self.config.clone(), self.clock.clone());
+        let make = Box::new(move || {
+            let mut config = whole.identity.secrets();
+            config.identity.clone_from(&identity);
+            // Files are the node's, not the caller's.
+            config.mounted = Mounted { cert: PathBuf::new(), key: PathBuf::new(), root: PathBuf::new() };
+            config.output = None;
+            config.eager = false;
+            config.early = false;
+            config.persist = None;
+            config.near_expiry = secrets::NearExpiry::default();
+            // A registry of its own: families of a second manager would have the same names.
+            Manager::new(config, Some(ca.clone()), &Metrics::new(), clock.clone())
+        });
         Ok(Arc::new(OfCaller {
-            handle,
-            manager: Arc::new(Mutex::new(Some(manager))),
+            make,
+            running: Mutex::default(),
             group: self.group.clone(),
             stop: self.group.token().child_token(),
             first: self.first.clone(),
@@ -199,15 +202,26 @@ impl TokenSource for Brought {
     }
 }
 
+/// Makes a manager, and its handle.
+type Make = Box<dyn Fn() -> (secrets::Handle, Manager) + Send + Sync>;
+
 /// Secrets of one stream; its end is the manager's.
 struct OfCaller {
-    handle: secrets::Handle,
-    manager: Arc<Mutex<Option<Manager>>>,
+    make: Make,
+    running: Mutex<Option<Running>>,
     group: Group,
     stop: Stop,
     first: Arc<Semaphore>,
     told: Told,
     _stream: OwnedSemaphorePermit,
+}
+
+/// A manager that runs, or waits for its turn.
+struct Running {
+    handle: secrets::Handle,
+    stop: Stop,
+    /// It is told what became of its first certificate.
+    noted: Stop,
 }
 
 impl fmt::Debug for OfCaller {
@@ -222,6 +236,47 @@ impl Drop for OfCaller {
     }
 }
 
+impl OfCaller {
+    /// The manager's handle, and what ends once it is told what became of its first certificate.
+    fn running(&self, name: &ResourceName) -> (secrets::Handle, Stop) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = match running.take().filter(|one| !one.stop.is_cancelled()) {
+            Some(one) => running.insert(one),
+            None => running.insert(self.begin(name.clone())),
+        };
+        (running.handle.clone(), running.noted.clone())
+    }
+
+    // A task of its own: what the CA is asked it is asked, whether its caller waits or has left the name meanwhile, and until
+    // there is an answer it is one of those that are asked for at a time.
+    fn begin(&self, name: ResourceName) -> Running {
+        let (handle, manager) = (self.make)();
+        let (stop, noted) = (self.stop.child_token(), Stop::new());
+        let (own, ended, told, first) = (handle.clone(), stop.clone(), self.told.clone(), self.first.clone());
+        let noted_at_last = noted.clone().drop_guard();
+        self.group.spawn("caller's secrets", async move {
+            let Some(permit) = ended.run_until_cancelled(first.acquire_owned()).await else { return Ok(()) };
+            let asking = async {
+                let fetched = own.fetch(name).await;
+                drop((permit, own));
+                // Of who is gone there is nothing to tell.
+                if !ended.is_cancelled() {
+                    told.note(fetched.as_ref().err().map(|error| chain(error.as_ref())));
+                }
+                if fetched.is_err() {
+                    // Who asks again gets another one; until then the CA is not asked.
+                    ended.cancel();
+                }
+                drop(noted_at_last);
+            };
+            // For one stream: a defect ends that one.
+            let run = caught("caller", manager.run(ended.clone()));
+            tokio::join!(run, asking).0.unwrap_or(Ok(()))
+        });
+        Running { handle, stop, noted }
+    }
+}
+
 impl SecretSource for OfCaller {
     fn name(&self, text: &str) -> Result<ResourceName, name::Error> {
         match text.parse()? {
@@ -231,30 +286,10 @@ impl SecretSource for OfCaller {
     }
 
     fn fetch(&self, name: ResourceName) -> BoxFuture<'static, Result<Fetched, Arc<secrets::Error>>> {
-        let (handle, manager, group, stop, first, told) = (
-            self.handle.clone(),
-            self.manager.clone(),
-            self.group.clone(),
-            self.stop.clone(),
-            self.first.clone(),
-            self.told.clone(),
-        );
+        let (handle, noted) = self.running(&name);
         Box::pin(async move {
-            let started = manager.lock().unwrap_or_else(PoisonError::into_inner).is_none();
-            if started {
-                return handle.fetch(name).await;
-            }
-            let permit = first.acquire_owned().await;
-            let begun = manager.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(manager) = begun {
-                // For one stream: a defect ends that one.
-                group.spawn("caller's secrets", async move {
-                    caught("caller", manager.run(stop)).await.unwrap_or(Ok(()))
-                });
-            }
             let fetched = handle.fetch(name).await;
-            drop(permit);
-            told.note(fetched.as_ref().err().map(|error| chain(error.as_ref())));
+            noted.cancelled().await;
             fetched
         })
     }

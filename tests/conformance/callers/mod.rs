@@ -1,9 +1,13 @@
 //! Callers' tokens: two identities through one socket.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use crate::support::client::{EnvoyClient, Pem, secret_request, secrets};
-use crate::support::{MockIstiod, TestAgent};
+use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryRequest;
+use mock_istiod::{Code, Fault};
+
+use crate::support::client::{EnvoyClient, Pem, node, secret_request, secrets};
+use crate::support::{MockIstiod, TestAgent, eventually};
 
 mod many;
 mod random;
@@ -87,5 +91,68 @@ async fn each_stream_gets_the_certificate_of_its_own_caller() {
     assert_eq!(ready.status.as_u16(), 200, "{}", ready.text());
     // The agent's own socket is as it was.
     assert!(given(&agent.sds().await).await.unwrap().1.ends_with("/ns/ns/sa/sa"));
+    agent.stop().await;
+}
+
+fn subscription(subscribe: &[&str], leave: &[&str]) -> DeltaDiscoveryRequest {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    DeltaDiscoveryRequest {
+        node: Some(node("sidecar~1")),
+        resource_names_subscribe: owned(subscribe),
+        resource_names_unsubscribe: owned(leave),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn who_leaves_makes_no_room_for_another_first_certificate() {
+    let mock = MockIstiod::start().await;
+    let (mut agent, client) = agent(&mock, "all:info").await;
+    assert!(given(&agent.sds().await).await.is_ok());
+    mock.ca().always(vec![Fault::Delay(Duration::from_secs(60))]);
+    let before = mock.record().connections().len();
+    let mut streams = Vec::new();
+    for nth in 0..24 {
+        let token = mock.mint("team", &format!("account-{nth}"));
+        let stream = client.with_headers(&[("authorization", &token)]).delta_secrets();
+        stream.send(&subscription(&["default"], &[]));
+        streams.push(stream);
+    }
+    let asked = async || (mock.record().connections().len() - before >= 8).then_some(());
+    eventually("the first ones ask the CA", asked).await;
+    for stream in &streams {
+        stream.send(&subscription(&[], &["default"]));
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(mock.record().connections().len() - before, 8);
+    // Who is gone does.
+    streams.truncate(12);
+    mock.ca().clear();
+    let own = client.with_headers(&[("authorization", &mock.mint("team", "another"))]);
+    drop(streams);
+    assert!(given(&own).await.unwrap().1.ends_with("/ns/team/sa/another"));
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn for_a_caller_that_was_refused_and_has_left_the_ca_is_not_asked_again() {
+    let mock = MockIstiod::start().await;
+    let (mut agent, client) = agent(&mock, "all:info").await;
+    assert!(given(&agent.sds().await).await.is_ok());
+    let late = vec![Fault::Delay(Duration::from_secs(1)), Fault::refuse(Code::PermissionDenied)];
+    mock.ca().always(late);
+    // Each attempt dials.
+    let calls = || mock.record().connections().len();
+    let before = calls();
+    let mut stream = client.with_headers(&[("authorization", &mock.mint("team", "caller"))]).delta_secrets();
+    stream.send(&subscription(&["default"], &[]));
+    eventually("the CA is asked", async || (calls() > before).then_some(())).await;
+    stream.send(&subscription(&[], &["default"]));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(calls() - before, 1);
+    // On the same stream it may ask again.
+    mock.ca().clear();
+    stream.send(&subscription(&["default"], &[]));
+    assert_eq!(stream.next().await.unwrap().resources[0].name, "default");
     agent.stop().await;
 }
