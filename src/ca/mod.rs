@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use crate::istiod::auth::hint_for;
 pub(crate) use crate::istiod::code_name;
 use crate::istiod::refused_late;
 use crate::trouble::{Kind, Report, span};
@@ -111,7 +112,11 @@ impl Error {
             Self::Status { endpoint, status, hint } => {
                 let code = code_name(status.code());
                 let detail = format!("create certificate: {endpoint}: {code}: {}", status.message());
-                Report::new(Kind::CertificateRefused, detail).hint(*hint).code(code).about(code)
+                let said = status.message();
+                // The CA has not been asked then.
+                let unasked = hint_for(said.strip_prefix(vault::LOGIN).unwrap_or(said)).is_some();
+                let kind = if unasked { Kind::TokenNotHad } else { Kind::CertificateRefused };
+                Report::new(kind, detail).hint(*hint).code(code).about(code)
             }
             Self::Broke { endpoint, status } => {
                 let report = Report::new(Kind::CertificateNotAnswered, self.to_string());
@@ -156,6 +161,18 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ca_that_was_not_asked_for_want_of_a_token_has_not_refused() {
+        let kind = |text: String| {
+            let status = Box::new(tonic::Status::unauthenticated(text));
+            Error::Status { endpoint: "ca:443".to_owned(), status, hint: "" }.report().kind
+        };
+        let gone = crate::istiod::auth::Error::new("the metadata server is away");
+        assert_eq!(kind(gone.to_string()), Kind::TokenNotHad);
+        assert_eq!(kind(format!("{}{gone}", vault::LOGIN)), Kind::TokenNotHad);
+        assert_eq!(kind("a token is wanted".to_owned()), Kind::CertificateRefused);
+    }
 
     #[test]
     fn a_ca_that_there_is_no_descriptor_to_ask_with_is_not_what_is_wrong() {

@@ -26,6 +26,9 @@ use crate::fetch::{Dialer, Get, Proxies, Tls};
 use crate::istiod::auth::TokenSource;
 use crate::trouble::Reporter;
 
+/// Before what is said of a login.
+pub(super) const LOGIN: &str = "login: ";
+
 /// No answer with a chain is longer.
 const ANSWER: usize = 1 << 20;
 
@@ -179,7 +182,7 @@ impl Client {
             }
             Err(error) => {
                 let hint = "; the token is what Vault's login takes, so nothing was sent";
-                return Err(self.refused(Code::Unauthenticated, &format!("login: {error}"), hint));
+                return Err(self.refused(Code::Unauthenticated, &format!("{LOGIN}{error}"), hint));
             }
         };
         let body = json!({ "jwt": token.expose(), "role": self.config.role });

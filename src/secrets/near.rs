@@ -90,6 +90,7 @@ mod tests {
         assert_eq!(cause(Some(Kind::TokenExpired), 6 * minute, 0.0), None);
         assert_eq!(cause(Some(Kind::TokenExpired), 6 * minute, 1.0), Some(Kind::TokenExpired));
         assert_eq!(cause(Some(Kind::ConnectionRefused), minute, 0.0), None, "istiod is away for everybody");
+        assert_eq!(cause(Some(Kind::TokenNotHad), minute, 0.0), None, "so may be what tokens come from");
         assert_eq!(cause(None, minute, 0.0), None);
         let off = Config { action: Action::Ignore, ..config.clone() };
         assert!(off.cause(now, now, 0.0, None).is_none());

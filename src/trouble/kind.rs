@@ -364,10 +364,11 @@ impl Kind {
         }
     }
 
-    /// Whether it is this proxy's own: another one, or this one started anew elsewhere, need not have it.
+    /// Whether it is this proxy's own: another one, or this one started anew elsewhere, need not have it. What tokens come
+    /// from is everybody's.
     #[must_use]
     pub(crate) fn is_own(self) -> bool {
-        self <= Self::RootBroken
+        (self <= Self::RootBroken && self != Self::TokenNotHad)
             || matches!(
                 self,
                 Self::ClientCertificateRefused
@@ -389,10 +390,10 @@ impl Kind {
         (Self::AddressInvalid..=Self::IstiodSilent).contains(&self) && self != Self::ClientCertificateRefused
     }
 
-    /// Whether it is on the way to istiod, or istiod's.
+    /// Whether it is on the way to istiod, or istiod's, or that of what tokens come from, without which istiod is not asked.
     #[must_use]
     pub(crate) fn is_upstream(self) -> bool {
-        (Self::AddressInvalid..=Self::AdsRefused).contains(&self)
+        (Self::AddressInvalid..=Self::AdsRefused).contains(&self) || self == Self::TokenNotHad
     }
 
     /// What the input or output error behind this error is, where it has a kind of its own.

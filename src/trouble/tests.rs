@@ -145,6 +145,13 @@ fn every_kind_is_reported_by_a_part() {
 }
 
 #[test]
+fn what_tokens_come_from_is_not_this_proxys_and_is_on_the_way_to_istiod() {
+    let kind = Kind::TokenNotHad;
+    assert_eq!([kind.is_own(), kind.is_token(), kind.is_upstream()], [false, false, true]);
+    assert!(Kind::TokenExpired.is_own() && !Kind::TokenExpired.is_upstream());
+}
+
+#[test]
 fn what_keeps_envoy_from_its_files_is_the_disk() {
     let said = |number: i32| {
         format!("failed to write the Envoy bootstrap x: {}", std::io::Error::from_raw_os_error(number))
