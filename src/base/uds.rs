@@ -5,10 +5,12 @@
 //! again at the end, but only if it is still the one we made.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use tokio::net::UnixListener;
 
 use super::disk::Looks;
@@ -179,7 +181,7 @@ pub(crate) fn bind_with(path: &Path, mode: u32) -> Result<Bound, Error> {
     let shown = path.display().to_string();
     let begun = lane::begin("a socket's mode", move || {
         if identity(&path).is_ok_and(|now| now == ours)
-            && let Err(error) = std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))
+            && let Err(error) = give_mode(&path, Some(ours), mode)
         {
             tracing::warn!("unix://{} keeps its mode: {error}", path.display());
         }
@@ -230,12 +232,30 @@ impl Unpolled {
         let listener = std::os::unix::net::UnixListener::bind(path)
             .map_err(at)
             .map_err(|(path, source)| Error::Bind { path, source })?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-            .map_err(at)
-            .map_err(|(path, source)| Error::Mode { path, source })?;
-        let identity = identity(path).map_err(at).map_err(|(path, source)| Error::Bind { path, source })?;
+        let identity =
+            give_mode(path, None, mode).map_err(at).map_err(|(path, source)| Error::Mode { path, source })?;
         Ok(Self { listener, file: SocketFile { path: path.to_owned(), identity } })
     }
+}
+
+/// Gives a socket its mode, if it is the one that is wanted; which one it is. Whoever owns the folder may put another file
+/// in its place at any moment, or a link to one, and the agent may be root: what is open is looked at, and given the mode.
+fn give_mode(path: &Path, wanted: Option<(u64, u64)>, mode: u32) -> io::Result<(u64, u64)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
+    let meta = file.metadata()?;
+    let found = (meta.dev(), meta.ino());
+    if !meta.file_type().is_socket() || wanted.is_some_and(|wanted| wanted != found) {
+        return Err(io::Error::other("something else has taken the socket's place"));
+    }
+    let permissions = std::fs::Permissions::from_mode(mode);
+    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match std::fs::set_permissions(open, permissions.clone()) {
+        // Without /proc there is no other way before Linux 6.6.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::set_permissions(path, permissions)?,
+        other => other?,
+    }
+    Ok(found)
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -257,6 +277,31 @@ fn clear(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_taken_a_sockets_place_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let [socket, other, link, file] =
+            ["socket", "other", "link", "file"].map(|name| dir.path().join(name));
+        let _open = [&socket, &other].map(|path| std::os::unix::net::UnixListener::bind(path).unwrap());
+        std::fs::write(&file, "x").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        for path in [&socket, &other, &file] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        let ours = give_mode(&socket, None, 0o640).unwrap();
+        assert_eq!((mode(&socket), ours), (0o640, identity(&socket).unwrap()));
+        give_mode(&socket, Some(ours), SHARED).unwrap();
+        assert_eq!(mode(&socket), SHARED);
+        give_mode(&other, Some(ours), SHARED).unwrap_err();
+        give_mode(&file, None, SHARED).unwrap_err();
+        for target in [&file, &other] {
+            std::os::unix::fs::symlink(target, &link).unwrap();
+            give_mode(&link, None, SHARED).unwrap_err();
+            std::fs::remove_file(&link).unwrap();
+        }
+        assert_eq!([mode(&file), mode(&other)], [0o600, 0o600]);
+    }
 
     #[tokio::test]
     async fn replaces_what_is_in_the_way_and_cleans_up() {
