@@ -487,7 +487,13 @@ impl Store {
                 entry.unfinished = unfinished.or(Some((hash, now)));
                 "the file ends in the middle of a certificate".to_owned()
             }
-            Err(error) => entry.wrong(&error, stamp),
+            Err(error) => {
+                // Half a file that comes after none is another one, which whoever writes it has just begun.
+                if !matches!(error, Unreadable::Silent) {
+                    entry.unfinished = None;
+                }
+                entry.wrong(&error, stamp)
+            }
         };
         let retry = self.retry;
         // A disk that is slow may be well.

@@ -325,6 +325,20 @@ async fn whoever_writes_roots_has_time_however_often_somebody_asks_for_them() {
     assert!((50..60).contains(&taken.as_millis()), "{taken:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn half_a_root_file_that_comes_anew_is_not_the_half_of_before() {
+    let mut world = World::roots();
+    let a = Authority::new("a", 0);
+    let half = format!("{0}{1}", a.root_pem(), &a.root_pem()[..200]);
+    world.put("ca.pem", &half);
+    assert!(world.follow().await.is_none());
+    std::fs::remove_file(world.dir.path().join("ca.pem")).unwrap();
+    assert!(world.follow().await.is_none());
+    tokio::time::advance(Duration::from_secs(1)).await;
+    world.put("ca.pem", &half);
+    assert!(!matches!(world.follow().await, Some(Event::Loaded(..))));
+}
+
 #[test]
 fn those_who_are_gone_take_no_room_and_all_others_keep_theirs() {
     let mut waiting = Vec::new();
