@@ -130,6 +130,12 @@ impl Tar {
         if whole { Ok(self.found) } else { Err(Error::Short) }
     }
 
+    /// Whether the entry of that name is there, whole: nothing behind it is looked at.
+    #[must_use]
+    pub fn has_named(&self) -> bool {
+        matches!(self.pick, Pick::Named(_)) && self.found && matches!(self.state, Reading::Done)
+    }
+
     fn end_of_content(&mut self) -> Result<(), Error> {
         // The wanted entry counts as whole before its padding.
         if self.left == 0 && matches!(self.state, Reading::Wanted) {

@@ -93,6 +93,12 @@ fn layers_have_one_file_that_counts() {
     let (received, content) = receive(&layer, form, 1 << 20, 10).unwrap();
     assert!(received.module && received.entry == Ok(true) && content == MODULE);
     assert_eq!(received.packed, sha256::of(&layer));
+    let tail = [&layer[..], b"tail"].concat();
+    for piece in [1, 10, 4096] {
+        let (received, content) = receive(&tail, form, 1 << 20, piece).unwrap();
+        assert!(received.module && received.entry == Ok(true) && content == MODULE, "bytes behind it");
+        assert_eq!(received.packed, sha256::of(&tail));
+    }
     let without = receive(&gzip(&archive(&[("other", b"no")])), form, 1 << 20, 10).unwrap().0;
     assert_eq!((without.entry, without.module), (Ok(false), false));
     assert!(receive(MODULE, form, 1 << 20, 10).unwrap().0.entry.is_err(), "not packed");
