@@ -18,6 +18,8 @@ pub(super) enum Challenge {
         realm: String,
         /// Whom the token is for.
         service: String,
+        /// What it has to be good for, where that is said.
+        scope: String,
     },
 }
 
@@ -32,7 +34,9 @@ impl Challenge {
             return None;
         }
         let realm = parameter(parameters, "realm").filter(|realm| !realm.is_empty())?;
-        Some(Self::Bearer { realm, service: parameter(parameters, "service").unwrap_or_default() })
+        let [service, scope] =
+            ["service", "scope"].map(|name| parameter(parameters, name).unwrap_or_default());
+        Some(Self::Bearer { realm, service, scope })
     }
 }
 
@@ -156,17 +160,18 @@ mod tests {
     #[test]
     fn challenges() {
         assert_eq!(Challenge::parse("Basic realm=\"r\""), Some(Challenge::Basic));
-        let bearer = |realm: &str, service: &str| {
-            Some(Challenge::Bearer { realm: realm.to_owned(), service: service.to_owned() })
+        let bearer = |realm: &str, service: &str, scope: &str| {
+            let [realm, service, scope] = [realm, service, scope].map(str::to_owned);
+            Some(Challenge::Bearer { realm, service, scope })
         };
         assert_eq!(
             Challenge::parse("Bearer realm=\"https://a/t\",service=\"r.io, x\",scope=\"s\""),
-            bearer("https://a/t", "r.io, x")
+            bearer("https://a/t", "r.io, x", "s")
         );
-        assert_eq!(Challenge::parse("bearer service=s, realm=http://a"), bearer("http://a", "s"));
+        assert_eq!(Challenge::parse("bearer service=s, realm=http://a"), bearer("http://a", "s", ""));
         assert_eq!(
             Challenge::parse(r#"Bearer service="a \"b\\",realm="https://a/t?x=\"y\"""#),
-            bearer("https://a/t?x=\"y\"", "a \"b\\")
+            bearer("https://a/t?x=\"y\"", "a \"b\\", "")
         );
         for none in ["", "Bearer", "Bearer service=\"x\"", "Negotiate x", "Bearer realm=\"\""] {
             assert_eq!(Challenge::parse(none), None, "{none:?}");

@@ -33,6 +33,9 @@ const SPREAD: f64 = 0.1;
 const PLAIN_AFTER: Duration = Duration::from_millis(300);
 /// Longest answer of a token server.
 const TOKEN: usize = 1 << 20;
+/// What else a registry may want a token to be good for: so many scopes, and so long, in bytes.
+const SCOPES: usize = 8;
+const LONGEST_SCOPE: usize = 1024;
 /// The key of Docker Hub in config files.
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
@@ -180,7 +183,7 @@ impl<'a> Registry<'a> {
         self.bearer = match reply.status() {
             StatusCode::OK => None,
             StatusCode::UNAUTHORIZED => match challenges(reply.headers())?.into_iter().next() {
-                Some(Challenge::Bearer { realm, service }) => {
+                Some(Challenge::Bearer { realm, service, .. }) => {
                     if !Url::parse(&realm).is_ok_and(|url| self.gives_tokens()(&url)) {
                         return Err(UnsafeRealm::of(&realm).into());
                     }
@@ -196,7 +199,7 @@ impl<'a> Registry<'a> {
         self.authorization = match &self.bearer {
             // Given as it is, it is used whatever the registry asks for.
             _ if let Some(token) = &self.credentials.registry => Some(authorization("Bearer", token)?),
-            Some((realm, service)) => Some(authorization("Bearer", &self.token(realm, service).await?)?),
+            Some((realm, service)) => Some(authorization("Bearer", &self.token(realm, service, &[]).await?)?),
             None => self.credentials.basic.as_ref().map(|b| authorization("Basic", b)).transpose()?,
         };
         Ok(())
@@ -257,12 +260,12 @@ impl<'a> Registry<'a> {
         move |url| may_give_tokens(url, &registry, secure)
     }
 
-    async fn token(&self, realm: &str, service: &str) -> Result<Zeroizing<String>, Error> {
+    // `scopes`: wanted beside the right to pull, and named before it, since some servers look at the first one only.
+    async fn token(&self, realm: &str, service: &str, scopes: &[String]) -> Result<Zeroizing<String>, Error> {
         if let Some(token) = &self.credentials.registry {
             return Ok(token.clone());
         }
-        let scope = format!("repository:{}:pull", self.reference.repository());
-        let wanted = [("scope", scope.as_str()), ("service", service)];
+        let scopes: Vec<_> = scopes.iter().cloned().chain([self.scope()]).collect();
         let by_identity = match &self.credentials.identity {
             Some(identity) => {
                 let own = [
@@ -270,6 +273,8 @@ impl<'a> Registry<'a> {
                     ("grant_type", "refresh_token"),
                     ("refresh_token", identity.as_str()),
                 ];
+                let joint = scopes.join(" ");
+                let wanted = [("scope", joint.as_str()), ("service", service)];
                 let form = Zeroizing::new(percent::pairs(own.into_iter().chain(wanted)));
                 let reply = self.get_through(realm, &HeaderMap::new(), Some(&form), |_, _| false).await?;
                 // A server without that way has the other one.
@@ -285,7 +290,8 @@ impl<'a> Registry<'a> {
                 if let Some(basic) = &self.credentials.basic {
                     headers.insert(header::AUTHORIZATION, authorization("Basic", basic)?);
                 }
-                let url = format!("{realm}{joint}{}", percent::pairs(wanted));
+                let scopes = scopes.iter().map(|scope| ("scope", scope.as_str()));
+                let url = format!("{realm}{joint}{}", percent::pairs(scopes.chain([("service", service)])));
                 let may = self.gives_tokens();
                 let own = |first: &Url, next: &Url| is_same_host(first, next) && (next.https || !first.https);
                 self.get_through(&url, &headers, None, move |first, next| own(first, next) || may(next))
@@ -306,6 +312,11 @@ impl<'a> Registry<'a> {
         Ok(Zeroizing::new(token.clone()))
     }
 
+    /// What a token has to be good for.
+    fn scope(&self) -> String {
+        format!("repository:{}:pull", self.reference.repository())
+    }
+
     /// Something of the registry, which must be there.
     // It leads nowhere inside: where a registry says that something lies, it could have anything asked for.
     async fn ask(&self, path: &str, accept: Option<&'static str>) -> Result<Reply, Error> {
@@ -318,12 +329,13 @@ impl<'a> Registry<'a> {
             headers.insert(header::AUTHORIZATION, authorization.clone());
         }
         let mut reply = self.get_there(&url, &headers).await?;
-        // A token may have ended while the image was on its way: another one is asked for, once.
+        // A token may have ended while the image was on its way, or be good for too little: another one is asked for, once.
         if reply.status() == StatusCode::UNAUTHORIZED
-            && !challenges(reply.headers())?.is_empty()
+            && let again = challenges(reply.headers())?
+            && !again.is_empty()
             && let Some((realm, service)) = &self.bearer
         {
-            let token = self.token(realm, service).await?;
+            let token = self.token(realm, service, &scopes(&again, &self.scope())).await?;
             headers.insert(header::AUTHORIZATION, authorization("Bearer", &token)?);
             reply = self.get_there(&url, &headers).await?;
         }
@@ -404,6 +416,22 @@ fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, UnsafeRealm> {
     let texts: Vec<_> = values.iter().map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned()).collect();
     texts.iter().try_for_each(|text| refuse_unsafe(text))?;
     Ok(texts.iter().filter_map(|text| Challenge::parse(text)).collect())
+}
+
+/// What they name beside `own`.
+fn scopes(challenges: &[Challenge], own: &str) -> Vec<String> {
+    let mut scopes: Vec<String> = Vec::new();
+    for challenge in challenges {
+        if let Challenge::Bearer { scope, .. } = challenge
+            && (1..=LONGEST_SCOPE).contains(&scope.len())
+            && scope != own
+            && !scopes.contains(scope)
+            && scopes.len() < SCOPES
+        {
+            scopes.push(scope.clone());
+        }
+    }
+    scopes
 }
 
 /// Whether a token is wanted, though where from is not said.

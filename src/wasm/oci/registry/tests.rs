@@ -24,7 +24,7 @@ async fn token(secret: &str, realm: &str) -> Result<String, Error> {
     let secret = Secret::Given(secret.to_owned().into());
     let until = Instant::now() + Duration::from_secs(20);
     let registry = Registry::new(&web, &reference, &secret, until).await?;
-    registry.token(realm, "the service").await.map(|token| token.to_string())
+    registry.token(realm, "the service", &[]).await.map(|token| token.to_string())
 }
 
 #[tokio::test]
@@ -48,6 +48,31 @@ async fn tokens_are_asked_for_as_the_credentials_say() {
     assert_eq!(token(&of("{\"identitytoken\": \"i\"}"), &realm).await.unwrap(), "posted");
     assert_eq!(token(&of("{\"registrytoken\": \"mine\"}"), &realm).await.unwrap(), "mine");
     assert_eq!(server.heads().len(), 3);
+}
+
+#[tokio::test]
+async fn what_a_token_is_not_good_for_is_asked_for_before_the_right_to_pull() {
+    let server = Server::start(|head| {
+        let scopes =
+            ["repository:base:pull", "repository:base:pull", &"a".repeat(2000), "repository:team/plug:pull"];
+        let wants = |scope| format!("WWW-Authenticate: Bearer realm=\"http://r.io/t\",scope=\"{scope}\"\r\n");
+        if head.starts_with("GET /token") || head.starts_with("POST /token") {
+            page(200, "", "{\"token\": \"good\"}")
+        } else if head.contains("Bearer good") {
+            page(200, "", "")
+        } else {
+            page(401, &scopes.map(wants).concat(), "")
+        }
+    })
+    .await;
+    let (web, reference) = (web(), Reference::parse("r.io/team/plug").unwrap());
+    let mut registry = at(&web, &reference, &server).await;
+    registry.bearer = Some((format!("http://{}/token", server.addr), "s".to_owned()));
+    registry.authorization = Some(HeaderValue::from_static("Bearer old"));
+    registry.ask("/manifest", None).await.unwrap();
+    let asked = server.heads()[1].to_lowercase();
+    let both = "scope=repository%3abase%3apull&scope=repository%3ateam%2fplug%3apull&service=s";
+    assert!(asked.starts_with(&format!("get /token?{both} http/1.1")), "{asked}");
 }
 
 #[tokio::test]
