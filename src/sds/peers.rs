@@ -1,5 +1,5 @@
-//! Who may connect (`SDS_ALLOWED_UIDS`). The sockets have mode 0666, but for one whose unit gives it
-//! another, since Envoy may run as another user; where it is known which, everybody else need not get a key.
+//! Who may connect (`SDS_ALLOWED_UIDS`). The sockets have mode 0666 (0660 at the place of old releases), since Envoy may run
+//! as another user; where it is known which, everybody else need not get a key.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
