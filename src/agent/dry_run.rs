@@ -59,6 +59,7 @@ pub(super) async fn dry_run_within(config: &Config, limit: Option<Duration>) -> 
         }
         // The start makes none.
         (ConfigFile::Custom(_), Presence::External) | (_, Presence::None) => {
+            config.envoy.bootstrap.has_node()?;
             let text = bootstrap_text(&config.envoy.bootstrap, socket, mode).await.unwrap_or_else(|e| {
                 tracing::warn!("the bootstrap, which nobody is given, is not shown: {e}");
                 Vec::new()

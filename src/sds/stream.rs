@@ -52,7 +52,7 @@ const LONG: usize = 4096;
 const AT_ONCE: usize = 4;
 /// While there are so many, those that come wait for their turn, and what a client leaves is heard. When their names take
 /// more than this, in bytes, no more is read.
-const WAITING: usize = 4096;
+const WAITING: usize = 8192;
 
 /// What streams of one server share.
 #[derive(Debug)]
@@ -102,6 +102,10 @@ pub(super) async fn fetch(
         return Err(node_missing());
     }
     let names = all_named(source, request.names)?;
+    let mut held = Counted::of(call.using.share());
+    if !held.count(names.iter().map(|(text, _)| cost(text)).sum()) {
+        return Err(too_many());
+    }
     let secrets = try_join_all(names.into_iter().map(async |(text, name)| match source.fetch(name).await {
         Ok(fetched) => Ok((text, fetched.secret)),
         Err(error) => Err(failed(&text, error.as_ref())),
@@ -350,7 +354,7 @@ impl<P: Protocol> Conversation<P> {
         if self.names.count(self.session.size() + pending + self.waits()) {
             return Ok(());
         }
-        Err(Status::resource_exhausted("the agent holds too many names for its clients; ask for fewer"))
+        Err(too_many())
     }
 
     /// Follows what was asked for.
@@ -412,6 +416,10 @@ impl<P: Protocol> Conversation<P> {
             Err(at) => self.following.insert(at, one),
         }
     }
+}
+
+fn too_many() -> Status {
+    Status::resource_exhausted("the agent holds too many names for its clients; ask for fewer")
 }
 
 /// What a text names.

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
@@ -32,14 +32,16 @@ pub(crate) fn make(places: &Places, path: &Path, owner: Option<&Account>) -> io:
     places.folder(path, owner.map(|account| account.uid), &mut one)
 }
 
-/// Gives the folder at `path`, which is there, to the owner.
+/// Gives the folder at `path`, which is there, to the owner; others may enter it.
 ///
 /// # Errors
 /// As of [`make`].
 pub(crate) fn give(places: &Places, path: &Path, owner: &Account) -> io::Result<()> {
     let folder = make(places, path, Some(owner))?;
-    let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
-    Ok(rustix::fs::chownat(folder.handle()?, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
+    let open = rustix::fs::openat(folder.handle()?, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(&open)?.st_mode) | Mode::from_raw_mode(0o755);
+    rustix::fs::fchmod(&open, mode)?;
+    Ok(rustix::fs::fchown(&open, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))?)
 }
 
 /// One folder of those that are missing below `base`.

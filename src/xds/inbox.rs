@@ -316,6 +316,8 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
     let mut sink =
         Sink { stream: Upward(sink), leg: Leg::Istiod, shared: stream.shared, progress: Default::default() };
     let mut recorder = stream.recorder(Recorder::requests);
+    // The stand-in may have read it.
+    told_known(stream, inbox);
     for bytes in inbox.replay.as_ref().map(Pieces::all).unwrap_or_default() {
         inbox.note(&mut recorder, &bytes);
         sink.send(bytes).await?;
@@ -352,11 +354,8 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
                 let known = inbox.is_known();
                 let data = with_more(&mut inbox.body, data).await;
                 inbox.accept(&data);
-                match inbox.is_known() {
-                    true if known => {}
-                    true if inbox.proxyless => stream.shared.settle(stream.id, true),
-                    true => stream.shared.known(stream.id),
-                    false => {}
+                if !known {
+                    told_known(stream, inbox);
                 }
             }
             Input::Data(Some(Err(error))) => return Ok(Ended::envoy(end_status::of_downstream(&error))),
@@ -370,6 +369,15 @@ async fn run(stream: &Stream<'_>, inbox: &mut Inbox, sink: SendStream<Bytes>) ->
                 }));
             }
         }
+    }
+}
+
+// Whose stream it is, once that is known.
+fn told_known(stream: &Stream<'_>, inbox: &Inbox) {
+    match inbox.is_known() {
+        true if inbox.proxyless => stream.shared.settle(stream.id, true),
+        true => stream.shared.known(stream.id),
+        false => {}
     }
 }
 

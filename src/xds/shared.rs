@@ -85,14 +85,16 @@ struct Registered {
 }
 
 impl Registered {
-    // Whose it is, the higher the nearer to the workload.
-    fn rank(&self) -> u8 {
-        match () {
-            () if self.own.is_some() => 3,
+    // Whose it is, the higher the nearer to the workload. Of others than the own Envoys one that istiod has answered goes before
+    // one that it may be about to refuse.
+    fn rank(&self) -> (bool, bool, u8) {
+        let own = self.own.is_some();
+        let kind = match () {
             () if self.proxyless => 1,
             () if self.known => 2,
             () => 0,
-        }
+        };
+        if own { (true, false, 0) } else { (false, self.live, kind) }
     }
 
     // Whether this stream of an Envoy ends that one.
@@ -125,6 +127,13 @@ fn without(all: &[Registered], id: Option<u64>) -> impl Iterator<Item = &Registe
     let open = move || all.iter().filter(move |r| Some(r.id) != id && !r.stop.is_cancelled());
     let highest = open().map(Registered::rank).max();
     open().filter(move |r| Some(r.rank()) == highest)
+}
+
+// Whether istiod has answered on a stream that is the workload's when stream `id` is gone. An own Envoy comes back: till then
+// nobody is in its place.
+fn goes_on_without(all: &[Registered], id: u64) -> bool {
+    let own = all.iter().any(|r| r.id == id && r.own.is_some());
+    without(all, Some(id)).any(|r| r.live && (r.own.is_some() || !own))
 }
 
 impl Shared {
@@ -248,7 +257,7 @@ impl Shared {
     pub(super) fn left(&self, id: u64) {
         let all = self.registered.lock().expect("no panic holds this lock");
         let unanswered = is_workloads(&all, id) && all.iter().any(|r| r.id == id && !r.live);
-        let goes_on = without(&all, Some(id)).any(|r| r.live);
+        let goes_on = goes_on_without(&all, id);
         drop(all);
         if unanswered && goes_on {
             self.troubles.answered();
@@ -287,9 +296,9 @@ impl Shared {
         is_noted(&self.registered.lock().expect("no panic holds this lock"), id)
     }
 
-    /// Whether istiod has answered on a stream that is the workload's without this one.
+    /// Whether istiod has answered on a stream that is the workload's when this one is gone.
     pub(super) fn goes_on_without(&self, id: u64) -> bool {
-        without(&self.registered.lock().expect("no panic holds this lock"), Some(id)).any(|r| r.live)
+        goes_on_without(&self.registered.lock().expect("no panic holds this lock"), id)
     }
 
     /// Whether istiod has answered on another stream that is as near to the workload as this one.
@@ -408,8 +417,11 @@ impl Shared {
 
     /// Istiod's first message on this stream has come.
     pub(super) fn came_alive(&self, id: u64) {
+        // By this it may become the workload's.
+        self.hold_of(id).reset();
         let mut all = self.registered.lock().expect("no panic holds this lock");
         all.iter_mut().filter(|r| r.id == id).for_each(|r| r.live = true);
+        self.show(&all);
         drop(all);
         self.hold_of(id).reset();
         if !self.is_workloads(id) {
@@ -449,10 +461,13 @@ impl Shared {
         let all = self.registered.lock().expect("no panic holds this lock");
         let put = |stream: &Registered| stream.queue.put(report(stream.protocol, unhealthy.as_deref()));
         // The workload's own, if it has one. Of which client a new stream is is not known before its first request.
-        if all.iter().any(|r| !r.proxyless) {
-            all.iter().filter(|r| !r.proxyless).for_each(put);
+        let is_envoys = |r: &&Registered| r.own.is_some() || r.known && !r.proxyless;
+        let is_unknown = |r: &&Registered| r.own.is_none() && !r.known && !r.proxyless;
+        if all.iter().any(|r| is_envoys(&r)) {
+            all.iter().filter(is_envoys).for_each(put);
         } else {
-            all.last().into_iter().for_each(put);
+            all.iter().filter(is_unknown).for_each(put);
+            all.iter().rfind(|r| r.proxyless).into_iter().for_each(put);
         }
         *self.health.lock().expect("no panic holds this lock") = Some(unhealthy);
     }

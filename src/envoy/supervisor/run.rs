@@ -105,7 +105,11 @@ pub(super) struct Run {
     survivor: Option<Boxed<surviving::Answer>>,
     /// Envoy's admin port has answered: where it does not any more, that means something.
     has_admin: bool,
+    /// It did when the newest epoch was started.
+    had_admin: bool,
     reload_again: Option<bool>,
+    /// It was due under the program before, and that it waits has not been said by this one.
+    untold: bool,
     retry_at: Option<Instant>,
     files: Option<FileWatch>,
     guard: Option<Guard>,
@@ -183,6 +187,8 @@ impl Run {
             proving: None,
             survivor: None,
             has_admin: false,
+            had_admin: false,
+            untold: false,
             reload_again: None,
             retry_at: None,
             files: None,

@@ -15,7 +15,7 @@ use crate::base::files::Watches;
 use crate::envoy::restart;
 
 /// From the first change to the look.
-const BATCH: Duration = Duration::from_secs(10);
+pub(super) const BATCH: Duration = Duration::from_secs(10);
 
 /// Changes within this are one report of the watcher; the batch comes on top.
 const QUIET: Duration = Duration::from_millis(100);

@@ -130,18 +130,29 @@ async fn whoever_comes_and_goes_cuts_nobody_off() {
     let mut rig = Rig::new().await;
     let (mut served, mut istiod) = proxyless(&mut rig).await;
     let before = told(&rig);
-    // One that says nothing.
-    let silent = rig.envoy(Protocol::Sotw).await;
-    let mut beside = rig.istiod().await;
-    drop(silent);
-    beside.ended().await;
-    rig.eventually("it has gone", || rig.handle.shared().open() == 1).await;
-    assert_eq!(told(&rig), before);
-    // One that asks as an Envoy would, and is the workload for as long as it is there.
+    // One that says nothing, one that asks as an Envoy would, and one that istiod refuses.
+    for [asks, refused] in [[false, false], [true, false], [true, true]] {
+        let mut visitor = rig.envoy(Protocol::Sotw).await;
+        if asks {
+            visitor.send(&request(CDS)).await;
+        }
+        let mut beside = rig.istiod().await;
+        if refused {
+            beside.end(Code::InvalidArgument);
+            assert_eq!(visitor.status().await.0, Code::InvalidArgument);
+        } else {
+            drop(visitor);
+            beside.ended().await;
+        }
+        rig.eventually("it has gone", || rig.handle.shared().open() == 1).await;
+        assert_eq!(told(&rig), before, "{asks} {refused}");
+    }
+    // One that istiod answers is the workload for as long as it is there.
     let mut envoy = rig.envoy(Protocol::Sotw).await;
     envoy.send(&request(CDS)).await;
     let mut beside = rig.istiod().await;
-    beside.request().await;
+    beside.push(&response(CDS, "9", &[1])).await;
+    envoy.response().await;
     drop(envoy);
     beside.ended().await;
     rig.eventually("it has gone", || rig.handle.shared().open() == 1).await;
@@ -179,6 +190,24 @@ async fn a_client_that_is_held_beside_envoy_is_not_told_as_envoy() {
     rig.eventually("it is dialled for", || rig.metric("xds_dials", Some("failed")) >= 3.0).await;
     assert_eq!(rig.metric("xds_held_streams", None), 0.0);
     assert_eq!(told(&rig), before);
+}
+
+#[tokio::test]
+async fn nobody_is_in_the_place_of_an_own_envoy_that_is_cut_off() {
+    let mut rig = Rig::new().await;
+    let mut own = rig.epoch(1).await;
+    own.send(&delta_request(CDS)).await;
+    let mut istiod = rig.istiod().await;
+    istiod.delta().await;
+    istiod.push(&delta(CDS, "1", &["c".to_owned()], "1")).await;
+    own.delta().await;
+    let mut client = client(&rig).await;
+    let mut beside = rig.istiod().await;
+    beside.push(&response(CDS, "9", &[1])).await;
+    client.response().await;
+    istiod.cut.cancel();
+    assert_eq!(own.status().await.0, Code::Unavailable);
+    rig.eventually("it is told", || rig.handle.snapshot().upstream.down_since.is_some()).await;
 }
 
 #[tokio::test]

@@ -231,6 +231,11 @@ async fn an_epoch_that_waits_for_istiod_is_in_nobodys_way() {
     agent.wait_log("epoch 2 waits until istiod is back").await;
     let said = agent.run(&["upgrade"]).await;
     assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
+    // It waits under the new program, too.
+    eventually("it waits again", || async {
+        (times(&agent, "waits until istiod is back") == 2).then_some(())
+    })
+    .await;
     mock.up().await.unwrap();
     live(&agent, 2).await;
     agent.stop().await;

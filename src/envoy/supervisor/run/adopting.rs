@@ -11,7 +11,7 @@ use crate::envoy::drain::Phase;
 use crate::envoy::guard::Guard;
 use crate::envoy::kept::{self, Kept};
 use crate::envoy::process::{self, Written};
-use crate::envoy::supervisor::watch::FileWatch;
+use crate::envoy::supervisor::watch::{BATCH, FileWatch};
 use crate::net::own::Own;
 use crate::trouble::What;
 
@@ -49,8 +49,10 @@ impl Run {
             self.trouble.note(What::Started, format!("Envoy, epoch {number}, as it ran before"));
         }
         if kept.due && self.envoy.config.restart.hot_restart && !self.epochs.is_empty() {
-            // By force: what another version makes of the same inputs is no measure.
-            (self.reload_again, self.retry_at) = (Some(true), Some(Instant::now()));
+            // By force: what another version makes of the same inputs is no measure. Not before a batch of changes is over, and
+            // it is known whether istiod is there.
+            (self.reload_again, self.retry_at) = (Some(true), Some(Instant::now() + BATCH));
+            self.untold = true;
         }
         self.guard = self.envoy.guard.take();
         if self.guard.is_none() && !self.epochs.is_empty() {

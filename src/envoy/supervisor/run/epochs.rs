@@ -173,9 +173,11 @@ impl Run {
         let successor = self.epochs.keys().next_back().is_none_or(|other| *other > number);
         let left = self.tidy(number);
         let uninitialised = left == Some(true);
+        // Or never came to attach to what it shares with the others: those serve, and have the admin port.
         let took_over = !successor
-            && !gave_up
-            && !uninitialised
+            && !epoch.aborted
+            && left == Some(false)
+            && self.had_admin
             && epoch.process.is_some()
             && !matches!(exit, Exit::NotStarted(_));
         if successor || took_over {
@@ -225,8 +227,7 @@ impl Run {
         let action = self.core.ended(number, kind, ran);
         let after = match () {
             () if gave_up => Some(After::Trial),
-            // It was initialised, or never came to start.
-            () if took_over && left.is_some() => Some(After::TakeOver),
+            () if took_over => Some(After::TakeOver),
             () => None,
         };
         self.follow(action, after).await

@@ -91,7 +91,7 @@ impl Run {
         if self.epochs.is_empty() || !(self.is_away)() {
             return false;
         }
-        if self.reload_again.is_none() {
+        if self.reload_again.is_none() || std::mem::take(&mut self.untold) {
             tracing::info!("Envoy goes on as it is; its next epoch waits until istiod is back");
         }
         self.reload_again = Some(force || self.reload_again == Some(true));
@@ -190,6 +190,7 @@ impl Run {
             }
             let epoch = pending.epoch;
             self.pending = None;
+            self.had_admin = live.is_ok();
             self.start(epoch);
             return;
         }

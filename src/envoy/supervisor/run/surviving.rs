@@ -53,6 +53,7 @@ impl Run {
         self.reload_again = None;
         tracing::warn!("Envoy has lost its admin port to the epoch that failed: another epoch takes it back");
         self.forced += 1;
+        self.had_admin = false;
         if let restart::Action::Start(epoch) = self.core.desire(self.envoy.id.wrapping_add(self.forced)) {
             self.start(epoch);
         }
