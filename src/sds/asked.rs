@@ -11,8 +11,15 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tonic::Status;
 
 use super::session::cost;
-use super::stream::{failed, named};
+use crate::base::error::chain;
+use crate::base::quote::{cut, shown};
+use crate::base::seldom::Seldom;
 use crate::secrets::{Error, Fetched, ResourceName, SecretSource};
+
+/// Any client can cause these, as often as it likes.
+static UNKNOWN: Seldom = Seldom::new(60);
+/// Longest text of an error or a refusal that is told or logged.
+pub(super) const CAUSE: usize = 2048;
 
 /// A name as it was asked for, and what it names.
 pub(super) type Named = (String, ResourceName);
@@ -107,4 +114,23 @@ impl Asked {
 /// What all of them name.
 pub(super) fn all_named(source: &dyn SecretSource, names: Vec<String>) -> Result<Vec<Named>, Status> {
     names.into_iter().map(|text| named(source, &text).map(|name| (text, name))).collect()
+}
+
+/// What a text names.
+fn named(source: &dyn SecretSource, text: &str) -> Result<ResourceName, Status> {
+    source.name(text).map_err(|e| {
+        let error = Error::Name(e);
+        let line = chain(&error);
+        if let Some(more) = UNKNOWN.may_hold(line.len()) {
+            tracing::warn!(target: "sds", "{line}{more}");
+        }
+        failed(text, &error)
+    })
+}
+
+/// What a client is told of a name that cannot be given.
+pub(super) fn failed(name: &str, error: &Error) -> Status {
+    // A cause may name a file by the name's own words.
+    let cause = chain(error);
+    Status::unknown(format!("failed to generate secret for {}: {}", shown(name), cut(&cause, CAUSE)))
 }

@@ -152,8 +152,9 @@ impl Session {
     }
 
     /// Whether the client wants to hear of this name.
-    #[cfg(test)]
-    fn follows(&self, name: &str) -> bool {
+    #[cfg(debug_assertions)]
+    #[must_use]
+    pub fn follows(&self, name: &str) -> bool {
         self.names.as_ref().is_some_and(|n| n.contains(name))
     }
 

@@ -20,13 +20,12 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use super::answers::{Answers, Pieces, Talk, Turn};
-use super::asked::{Asked, Named, all_named};
+use super::asked::{Asked, CAUSE, Named, all_named, failed};
 use super::encode::Encoder;
 use super::metrics::{Metrics, Open};
 use super::protocol::{Protocol, Sotw};
 use super::session::{Action, Request, Session, cost};
-use crate::base::error::chain;
-use crate::base::quote::{cut, shown};
+use crate::base::quote::cut;
 use crate::base::seldom::Seldom;
 use crate::base::tasks::{Panicked, Stop, caught};
 use crate::net::clients::Using;
@@ -37,9 +36,6 @@ use crate::secrets::{Change, Fetched, ResourceName, Secret, SecretSource, Update
 /// Any client can cause these, as often as it likes.
 static UNREADABLE: Seldom = Seldom::new(60);
 static REFUSED: Seldom = Seldom::new(60);
-static UNKNOWN: Seldom = Seldom::new(60);
-/// Longest text of an error or a refusal that is told or logged.
-const CAUSE: usize = 2048;
 
 /// Longest answer, by its secrets, in bytes: one file of the greatest length that is read. Envoy asks for each secret on a
 /// stream of its own.
@@ -422,18 +418,6 @@ fn too_many() -> Status {
     Status::resource_exhausted("the agent holds too many names for its clients; ask for fewer")
 }
 
-/// What a text names.
-pub(super) fn named(source: &dyn SecretSource, text: &str) -> Result<ResourceName, Status> {
-    source.name(text).map_err(|e| {
-        let error = crate::secrets::Error::Name(e);
-        let line = chain(&error);
-        if let Some(more) = UNKNOWN.may_hold(line.len()) {
-            tracing::warn!(target: "sds", "{line}{more}");
-        }
-        failed(text, &error)
-    })
-}
-
 /// The first answer that is there; for ever, where nothing was asked.
 async fn answered(pending: &mut Vec<Asked>) -> Result<Vec<(Named, Fetched)>, Status> {
     poll_fn(|cx| {
@@ -465,12 +449,6 @@ async fn news(following: &mut [Followed]) -> (usize, Option<Change>) {
 
 fn nonce() -> String {
     uuid::Uuid::new_v4().to_string()
-}
-
-pub(super) fn failed(name: &str, error: &crate::secrets::Error) -> Status {
-    // A cause may name a file by the name's own words.
-    let cause = chain(error);
-    Status::unknown(format!("failed to generate secret for {}: {}", shown(name), cut(&cause, CAUSE)))
 }
 
 fn node_missing() -> Status {
