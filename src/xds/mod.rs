@@ -110,6 +110,8 @@ pub struct Config {
     pub keepalive: Keepalive,
     /// Istiod knows this proxy by its token: what is wrong with that is told beside a way that fails.
     pub needs_token: bool,
+    /// Somebody else starts the workload's Envoy (`ENVOY_EXTERNAL`).
+    pub expects_envoy: bool,
     /// How long a stream is held while istiod is away (`XDS_HOLD_TIMEOUT`, default 10 minutes; zero
     /// fails each stream at once, as the Go agent does).
     pub hold: Duration,
@@ -136,6 +138,7 @@ impl Config {
             max_request: 64 << 20,
             keepalive: Keepalive::default(),
             needs_token: false,
+            expects_envoy: false,
             hold: Duration::from_secs(600),
             spread: None,
             stall: None,

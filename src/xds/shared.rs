@@ -3,8 +3,9 @@
 //!
 //! Any process that can open the socket may have a stream, and what becomes of it may have to do with that process only.
 //! What is told of the workload (its state, its troubles, whether istiod has failed, what memory may do) comes from the
-//! **workload's own** streams: those of the agent's own Envoy; where it has none, those of an Envoy; where there is none
-//! either, those of the proxyless clients, for which the agent is there then. Those of others have a hold of their own.
+//! **workload's own** streams: those of the agent's own Envoy; where it has none, those of an Envoy that is expected or that
+//! istiod has answered; where there is none either, those of the proxyless clients, for which the agent is there then. Those of
+//! others have a hold of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -78,6 +79,8 @@ struct Registered {
     proxyless: bool,
     // Its first request has told whether it is one; before that it is nobody's.
     known: bool,
+    // An Envoy that is not the agent's own is expected.
+    expected: bool,
     // The agent's own requests are made on it.
     asks: bool,
     // Istiod has answered on it.
@@ -85,16 +88,15 @@ struct Registered {
 }
 
 impl Registered {
-    // Whose it is, the higher the nearer to the workload. Of others than the own Envoys one that istiod has answered goes before
-    // one that it may be about to refuse.
-    fn rank(&self) -> (bool, bool, u8) {
-        let own = self.own.is_some();
-        let kind = match () {
+    // Whose it is, the higher the nearer to the workload. Where no Envoy is expected, what asks as one may be anything, until
+    // istiod has answered it.
+    fn rank(&self) -> u8 {
+        match () {
+            () if self.own.is_some() => 3,
             () if self.proxyless => 1,
-            () if self.known => 2,
+            () if self.known && (self.live || self.expected) => 2,
             () => 0,
-        };
-        if own { (true, false, 0) } else { (false, self.live, kind) }
+        }
     }
 
     // Whether this stream of an Envoy ends that one.
@@ -182,7 +184,8 @@ impl Shared {
         let stop = mine.clone();
         let queue = queue.clone();
         let (proxyless, known, asks, live) = (false, false, false, false);
-        let new = Registered { id, protocol, queue, stop, own, proxyless, known, asks, live };
+        let expected = self.config.expects_envoy;
+        let new = Registered { id, protocol, queue, stop, own, proxyless, known, expected, asks, live };
         let mut all = self.registered.lock().expect("no panic holds this lock");
         let overlaps = !all.is_empty();
         all.push(new);
@@ -461,8 +464,8 @@ impl Shared {
         let all = self.registered.lock().expect("no panic holds this lock");
         let put = |stream: &Registered| stream.queue.put(report(stream.protocol, unhealthy.as_deref()));
         // The workload's own, if it has one. Of which client a new stream is is not known before its first request.
-        let is_envoys = |r: &&Registered| r.own.is_some() || r.known && !r.proxyless;
-        let is_unknown = |r: &&Registered| r.own.is_none() && !r.known && !r.proxyless;
+        let is_envoys = |r: &&Registered| r.rank() > 1;
+        let is_unknown = |r: &&Registered| r.rank() == 0;
         if all.iter().any(|r| is_envoys(&r)) {
             all.iter().filter(is_envoys).for_each(put);
         } else {
@@ -483,8 +486,8 @@ mod tests {
 
     fn stream(id: u64, own: Option<u64>) -> Registered {
         let (queue, stop) = (Arc::default(), Stop::new());
-        let (proxyless, known, asks, live) = (false, true, false, false);
-        Registered { id, protocol: Protocol::Sotw, queue, stop, own, proxyless, known, asks, live }
+        let (proxyless, known, expected, asks, live) = (false, true, true, false, false);
+        Registered { id, protocol: Protocol::Sotw, queue, stop, own, proxyless, known, expected, asks, live }
     }
 
     #[test]
@@ -517,6 +520,11 @@ mod tests {
         assert_eq!(of(&[proxyless(1), proxyless(2)]), [true, true], "where there is nobody else");
         let unknown = Registered { known: false, ..stream(2, None) };
         assert_eq!(of(&[proxyless(1), unknown]), [true, false], "of one that has said nothing");
+        let stranger = |live| Registered { expected: false, live, ..stream(2, None) };
+        assert_eq!(of(&[proxyless(1), stranger(false)]), [true, false], "which istiod may refuse");
+        assert_eq!(of(&[proxyless(1), stranger(true)]), [false, true]);
+        let served = Registered { live: true, ..proxyless(1) };
+        assert_eq!(of(&[served, proxyless(2)]), [true, true], "what becomes of equals is told");
         let mut all = vec![proxyless(1), stream(2, None), stream(3, None)];
         assert_eq!(of(&all), [false, true, true]);
         assert_eq!(workloads(&all).map(|r| r.id).collect::<Vec<_>>(), [2, 3]);

@@ -204,6 +204,7 @@ pub(crate) fn xds(config: &Sources, way: &istiod::Upstream, file_mounted: bool) 
     out.max_request = u64::try_from(s.int(var::ISTIO_GPRC_MAXRECVMSGSIZE)).unwrap_or(out.max_request);
     out.keepalive = keepalive(s);
     out.needs_token = !file_mounted && way.shows_no_certificate();
+    out.expects_envoy = envoy::presence(config).is_ok_and(|presence| presence == envoy::Presence::External);
     out.hold = s.duration(var::XDS_HOLD_TIMEOUT);
     out.spread = spread(s).0;
     // An unknown word has ended the start.

@@ -49,8 +49,8 @@ impl Run {
             self.trouble.note(What::Started, format!("Envoy, epoch {number}, as it ran before"));
         }
         if kept.due && self.envoy.config.restart.hot_restart && !self.epochs.is_empty() {
-            // By force: what another version makes of the same inputs is no measure. Not before a batch of changes is over, and
-            // it is known whether istiod is there.
+            // By force: what another version makes of the same inputs is no measure. Not before a batch of changes is over; a
+            // refused dial has told by then that istiod is away.
             (self.reload_again, self.retry_at) = (Some(true), Some(Instant::now() + BATCH));
             self.untold = true;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::preparing::For;
-use super::surviving::After;
+use super::surviving::{After, is_refused};
 use super::{LIVE_LIMIT, LIVE_POLL, MOST_EPOCHS, Pending, Run};
 use crate::envoy::drain::{self, Phase};
 use crate::envoy::supervisor::RunState;
@@ -91,7 +91,7 @@ impl Run {
         if self.epochs.is_empty() || !(self.is_away)() {
             return false;
         }
-        if self.reload_again.is_none() || std::mem::take(&mut self.untold) {
+        if std::mem::take(&mut self.untold) || self.reload_again.is_none() {
             tracing::info!("Envoy goes on as it is; its next epoch waits until istiod is back");
         }
         self.reload_again = Some(force || self.reload_again == Some(true));
@@ -117,6 +117,7 @@ impl Run {
             self.reload_again = Some(force || self.reload_again == Some(true));
             return;
         }
+        let force = self.reload_again.take() == Some(true) || force;
         self.look(For::Reload(force));
     }
 
@@ -190,7 +191,8 @@ impl Run {
             }
             let epoch = pending.epoch;
             self.pending = None;
-            self.had_admin = live.is_ok();
+            // One that is slow has it still.
+            self.had_admin = !is_refused(&live);
             self.start(epoch);
             return;
         }

@@ -69,7 +69,7 @@ impl Run {
 }
 
 /// Nobody listens there; an Envoy that is slow is another matter.
-fn is_refused(live: &Result<(bool, u64), admin::Error>) -> bool {
+pub(super) fn is_refused(live: &Result<(bool, u64), admin::Error>) -> bool {
     let Err(error) = live else { return false };
     let causes = std::iter::successors(error.source(), |&error| error.source());
     causes
