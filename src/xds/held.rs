@@ -16,7 +16,7 @@ static HELD: Seldom = Seldom::new(60);
 pub(super) struct Held {
     shared: Arc<Shared>,
     id: u64,
-    // It is the workload's: only of that others are told.
+    // It is the workload's, or nobody has what istiod says: of others' beside one who has nobody is told.
     counts: bool,
     since: Instant,
     ended: AtomicBool,
@@ -25,7 +25,7 @@ pub(super) struct Held {
 impl Held {
     /// From now on it is held.
     pub(super) fn new(shared: &Arc<Shared>, id: u64) -> Self {
-        let counts = shared.is_workloads(id);
+        let counts = shared.is_workloads(id) || !shared.is_live();
         if counts {
             shared.meters.held(1);
         }
