@@ -130,7 +130,7 @@ pub(crate) async fn examine(inputs: Inputs) -> Report {
     };
     let status_port = port.or_else(|| parts::ports::status(&scene.config));
     let (late, files, token, upstream, signed, capture, envoy, limits, (ports, running)) = tokio::join!(
-        // What is late here is told by what looks at the same things below.
+        // Each look has a limit of its own; beyond the report's nothing is refused.
         async {
             let root = rustix::process::getuid().is_root();
             timeout_at(end, late::refusals(&scene.config, root)).await.unwrap_or_default()

@@ -116,7 +116,7 @@ table are there with `METRICS_DETAILS=true`. A family appears with its first sam
 | `istio_agent_app_healthy` | | 1 while istiod was last told that the application is healthy (VMs) |
 | `istio_agent_app_health_probes_total` | `result`: healthy, unhealthy, unknown | health probes of the application |
 | `istio_agent_envoy_restarts_total` | `cause`: recovery, hot_restart | Envoys started after the first |
-| `istio_agent_envoy_hot_restart_waiting` | | 1 while a hot restart that was asked for waits for istiod, or for the Envoy before it |
+| `istio_agent_envoy_hot_restart_waiting` | | 1 while a hot restart that was asked for waits: for more changes of files (10 s), for istiod, or for the Envoy before it |
 | `istio_agent_envoy_drain_open_connections` | | connections at the last look of a drain that waits for none |
 | `istio_agent_envoy_drain_open_requests` | | requests under way then (`DRAIN_COUNT_REQUESTS`) |
 | `istio_agent_upgrades_total` | `result`: done, refused, fell back | attempts to replace the agent in its process (`AGENT_UPGRADE`) |

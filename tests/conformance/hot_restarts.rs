@@ -1,11 +1,12 @@
 //! The next Envoy takes over from the one that serves, or does not come to take anything away.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mock_istiod::{Fault, MockIstiod};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
 use crate::support::mesh::Loop;
@@ -18,6 +19,21 @@ async fn is_live(agent: &TestAgent, epoch: u32) {
         (info["state"] == "LIVE" && info["command_line_options"]["restart_epoch"] == epoch).then_some(())
     })
     .await;
+}
+
+// Whether a socket that takes connections is the process's.
+fn listens(pid: Pid) -> bool {
+    let proc = PathBuf::from(format!("/proc/{}", pid.as_raw_pid()));
+    let tables =
+        ["net/tcp", "net/tcp6"].map(|table| std::fs::read_to_string(proc.join(table)).unwrap_or_default());
+    let rows =
+        tables.iter().flat_map(|table| table.lines()).map(|row| row.split_whitespace().collect::<Vec<_>>());
+    // The state of one that listens, and its inode.
+    let listening: Vec<_> =
+        rows.filter(|row| row.get(3) == Some(&"0A")).map(|row| format!("socket:[{}]", row[9])).collect();
+    let open = std::fs::read_dir(proc.join("fd")).into_iter().flatten().flatten();
+    open.filter_map(|fd| std::fs::read_link(fd.path()).ok())
+        .any(|link| listening.iter().any(|one| link.as_os_str() == one.as_str()))
 }
 
 #[tokio::test]
@@ -105,7 +121,7 @@ async fn an_epoch_that_ends_after_it_took_over_is_envoys_end() {
         let (second, _) = of_envoy.into_iter().find(|(pid, _)| *pid != first).expect("the new one");
         eventually("the one before drains", || async { mesh.ask(&mock).await.ok() }).await;
         // It is live some moments before it has the other one close its listeners.
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        eventually("the one before has closed its listeners", async || (!listens(first)).then_some(())).await;
         rustix::process::kill_process(second, signal).unwrap();
         if recovers {
             agent.wait_log("killed for a fresh start").await;

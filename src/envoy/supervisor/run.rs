@@ -232,7 +232,8 @@ impl Run {
         }
         while !over {
             self.keep();
-            self.meters.waits(self.reload_again.is_some() || self.pending.is_some());
+            let gathers = self.files.as_ref().is_some_and(FileWatch::is_batching);
+            self.meters.waits(gathers || self.reload_again.is_some() || self.pending.is_some());
             over = self.step().await;
         }
         self.judge().await;

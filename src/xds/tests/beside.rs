@@ -192,15 +192,21 @@ async fn a_client_that_is_held_beside_envoy_is_not_told_as_envoy() {
     assert_eq!(told(&rig), before);
 }
 
-#[tokio::test]
-async fn nobody_is_in_the_place_of_an_own_envoy_that_is_cut_off() {
-    let mut rig = Rig::new().await;
+// The agent's own Envoy is served.
+async fn own(rig: &mut Rig) -> (Envoy, Istiod) {
     let mut own = rig.epoch(1).await;
     own.send(&delta_request(CDS)).await;
     let mut istiod = rig.istiod().await;
     istiod.delta().await;
     istiod.push(&delta(CDS, "1", &["c".to_owned()], "1")).await;
     own.delta().await;
+    (own, istiod)
+}
+
+#[tokio::test]
+async fn nobody_is_in_the_place_of_an_own_envoy_that_is_cut_off() {
+    let mut rig = Rig::new().await;
+    let (mut own, istiod) = own(&mut rig).await;
     let mut client = client(&rig).await;
     let mut beside = rig.istiod().await;
     beside.push(&response(CDS, "9", &[1])).await;
@@ -213,12 +219,7 @@ async fn nobody_is_in_the_place_of_an_own_envoy_that_is_cut_off() {
 #[tokio::test]
 async fn the_way_is_down_where_the_next_epoch_waits_for_it_as_well() {
     let mut rig = Rig::new().await;
-    let mut old = rig.epoch(1).await;
-    old.send(&delta_request(CDS)).await;
-    let mut istiod = rig.istiod().await;
-    istiod.delta().await;
-    istiod.push(&delta(CDS, "1", &["c".to_owned()], "1")).await;
-    old.delta().await;
+    let (mut old, istiod) = own(&mut rig).await;
     rig.way.open.store(false, Ordering::SeqCst);
     assert_eq!(rig.epoch(2).await.status().await.0, Code::Unavailable);
     let mut held = rig.epoch(2).await;

@@ -3,7 +3,6 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
@@ -184,10 +183,15 @@ async fn a_hot_restart_that_is_due_comes_after_an_upgrade_of_the_agent() {
     agent.wait_ready().await;
     // Nothing is due.
     assert_eq!(agent.run(&["upgrade"]).await.code, Some(0));
-    // Until the file is watched, and until its change is seen.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    agent.put("cert.pem", "two");
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // A change before the file is watched is seen later.
+    let mut number = 0;
+    eventually("a change is seen", || {
+        number += 1;
+        agent.put("cert.pem", format!("{number}"));
+        let asked = agent.get("/stats/prometheus");
+        async { asked.await.ok()?.text().contains("istio_agent_envoy_hot_restart_waiting 1").then_some(()) }
+    })
+    .await;
     let said = agent.run(&["upgrade"]).await;
     assert_eq!(said.code, Some(0), "{said:?}\n{}", agent.log().text());
     live(&agent, 1).await;

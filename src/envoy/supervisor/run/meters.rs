@@ -23,7 +23,7 @@ impl Meters {
             ),
             waiting: metrics.gauge(
                 "envoy_hot_restart_waiting",
-                "1 while a hot restart that was asked for waits for istiod or for the Envoy before it.",
+                "1 while a hot restart that was asked for waits: for more changes of files, for istiod, or for the Envoy before it.",
                 &[],
             ),
             waits: false,
